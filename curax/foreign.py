@@ -362,6 +362,9 @@ def _aggregate(options: Mapping[str, Any]) -> Callable[..., Any]:
             f"loss_type={kind} is not known; write one of {known}, such as "
             "loss_type: dapo."
         )
+    if kind == "grpo" and options["mask_truncated_completions"]:
+        why = "counts completions without tokens in the mean of loss_type grpo"
+        raise _refusal("mask_truncated_completions", True, why, False)
     return AGGREGATES[kind]
 
 

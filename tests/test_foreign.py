@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from outputs import message, refusal
 
-from curax import aggregate, foreign, loss, off_policy, xray
+from curax import aggregate, foreign, gate, loss, off_policy, xray
 from curax.config import ConfigError
 from curax.settings.config_paths import option
 from curax.theory import population, summary
@@ -67,6 +67,7 @@ CONVERTED = [
     ({"top_p": 0.9}, {"sampling.top_p": 0.9, "sampling.off_policy": off_policy.none}),
     ({"beta": 0.04}, {"kl.coefficient": 0.04, "kl.estimator": loss.k2}),
     ({"beta": 0.04, "use_bias_correction_kl": False}, {"kl.estimator": loss.k3}),
+    ({"mask_truncated_completions": True}, {"gate": gate.overlong}),
     ({"loss_type": "grpo"}, {"aggregate": aggregate.sequence_mean}),
     ({"top_entropy_quantile": 0.2}, {"modulate.share": 0.2}),
     ({"entropy_coef": 0.01}, {"entropy_bonus": 0.01}),
@@ -126,6 +127,7 @@ REFUSED = [
     *({"num_generations": it} for it in (float("inf"), 10**400, 1e300)),
     *({name: -0.1} for name in ("epsilon", "epsilon_high", "top_entropy_quantile")),
     {"mask_truncated_completions": "yes"},
+    {"mask_truncated_completions": True, "loss_type": "grpo"},
     {"num_generatoins": 8},
 ]
 
