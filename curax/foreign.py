@@ -126,7 +126,7 @@ def of_trl(given: Mapping[str, Any]) -> Conversion:
             raise _refusal(name, options[name], why, DEFAULTS[name])
     _check_reward_weights(options["reward_weights"])
     remarks = list[str]()
-    sampling, update, steps = _batch(options)
+    sampling, update, steps = _batch(options, remarks)
     if sampling.off_policy:
         remarks.append("top_k and top_p truncate, and neither program corrects that")
     fields: dict[str, Any] = {
@@ -136,7 +136,7 @@ def of_trl(given: Mapping[str, Any]) -> Conversion:
         "loss": _loss(options),
         "aggregate": _aggregate(options),
         "kl": _kl(options, remarks),
-        "entropy_bonus": _entropy_bonus(options),
+        "entropy_bonus": _entropy_bonus(options, remarks),
         "optimizer": partial(optax.adamw, learning_rate=options["learning_rate"]),
     }
     if steps:
@@ -248,8 +248,13 @@ def _refusal(name: str, value: Any, why: str, fix: Any) -> ConfigError:
     )
 
 
-def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
-    """Sampling, updates of a step, and steps (0: not said)."""
+def _batch(
+    options: Mapping[str, Any], remarks: list[str]
+) -> tuple[Sampling, Update, int]:
+    """Sampling, updates of a step, and steps (0: not said).
+
+    A remark is added where TRL divides an update by tokens of other completions.
+    """
     for name in (
         *("num_generations", "per_device_train_batch_size", "num_iterations"),
         *("gradient_accumulation_steps", "max_completion_length"),
@@ -283,6 +288,11 @@ def _batch(options: Mapping[str, Any]) -> tuple[Sampling, Update, int]:
         raise ConfigError(
             f"gradient_accumulation_steps={added} is no part of the {batches} batches "
             f"of a generation; write gradient_accumulation_steps: {batches}."
+        )
+    if batches != added and options["loss_type"] in ("dapo", "cispo"):
+        remarks.append(
+            "an update divides by its own tokens, TRL by "
+            f"{added / batches:g} times those of a generation batch"
         )
     # An update may span several generations of one policy: they are one step here.
     drawn *= max(1, added // batches)
@@ -388,8 +398,8 @@ def _kl(options: Mapping[str, Any], remarks: list[str]) -> KL | None:
     return KL(estimator=loss.k2, coefficient=beta)
 
 
-def _entropy_bonus(options: Mapping[str, Any]) -> float:
-    """Loss per nat of entropy, which TRL averages over the tokens of the batch."""
+def _entropy_bonus(options: Mapping[str, Any], remarks: list[str]) -> float:
+    """Loss per nat of entropy; a remark is added where TRL averages it in parts."""
     bonus = options["entropy_coef"]
     if bonus and AGGREGATES.get(options["loss_type"]) is not aggregate.token_mean:
         why = "is averaged over tokens, and the loss of loss_type is not"
@@ -397,4 +407,6 @@ def _entropy_bonus(options: Mapping[str, Any]) -> float:
     if bonus and options["top_entropy_quantile"] < 1:
         why = "is over the tokens that top_entropy_quantile keeps, here over all"
         raise _refusal("entropy_coef", bonus, why, 0.0)
+    if bonus and options["gradient_accumulation_steps"] > 1:
+        remarks.append("entropy is averaged over an update, in TRL over a micro-batch")
     return bonus

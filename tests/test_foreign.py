@@ -99,6 +99,24 @@ def test_delta_clips_ratios_as_trl_does(delta):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+REMARKS = [
+    *(({"loss_type": kind, "epsilon_high": 5}, None) for kind in ("dapo", "cispo")),
+    ({"steps_per_generation": 16, "gradient_accumulation_steps": 8}, "by 0.5 times"),
+    ({"steps_per_generation": 2, "gradient_accumulation_steps": 8}, "by 4 times"),
+    ({"steps_per_generation": 16, "loss_type": "dr_grpo"}, None),
+    ({"entropy_coef": 0.01}, None),
+    ({"entropy_coef": 0.01, "gradient_accumulation_steps": 2}, "over a micro-batch"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REMARKS, ids=str)
+def test_denominators_of_trl_that_differ_are_said(given, said):
+    """TRL 1.16.0 scales the tokens of a generation batch to one accumulation."""
+    *remarks, processes = foreign.of_trl(given).remarks
+    assert processes.startswith("one process is assumed")
+    assert [said in remark for remark in remarks] == ([True] if said else [])
+
+
 REFUSED = [
     *({"loss_type": name} for name in ("bnpo", "luspo", "sapo", "vespo", "ppo")),
     *({name: 0.5} for name in ("min_p", "repetition_penalty")),
