@@ -5,7 +5,6 @@ maj@k and greedy accuracy with bootstrap intervals over problems.
 """
 
 import math
-import shlex
 import sys
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from curax.config import ConfigError
 from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
-from curax.settings.cli import DTYPES, Parser, command_line
+from curax.settings.cli import DTYPES, Parser, again, command_line
 from curax.settings.config_types import (
     Count,
     Devices,
@@ -228,11 +227,10 @@ def main(argv: list[str]) -> int:
     name = Path(args.model).resolve().name
     name += f"-{args.benchmark}" if args.benchmark else ""
     out = Path(args.out or Path("runs", "evaluate", name))
-    command = shlex.join([sys.orig_argv[0], "-m", "curax.evaluate", *argv])
     # This imports jax, which takes seconds: not before the input is read.
     from curax.evaluation import runner
 
-    return runner.evaluate(args, out, command=command)
+    return runner.evaluate(args, out, command=again("evaluate", argv))
 
 
 def apply_benchmark(args: Namespace) -> None:

@@ -125,6 +125,32 @@ def test_a_path_in_another_script_ends_nothing_where_a_terminal_lacks_it(termina
     assert done.stderr == b"curax.train: %b is there already.\n" % name
 
 
+AGAIN = """
+from curax.settings.cli import again
+print(again("train", ["a b", "--resume"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("run", "begin"),
+    [
+        ("-P -W error -m told", "-P -W error -m"),
+        ("told.py -m", "-m"),  # an option of the script
+    ],
+)
+def test_the_command_to_go_on_has_options_of_the_interpreter(run, begin, tmp_path):
+    (tmp_path / "told.py").write_text(AGAIN)
+    shown = subprocess.run(
+        [sys.executable, *run.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
+    )
+    assert shown.stdout == f"{sys.executable} {begin} curax.train 'a b' --resume\n"
+
+
 FULL = "Out of memory allocating 8 bytes."
 
 

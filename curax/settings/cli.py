@@ -27,11 +27,12 @@ def program(command: str) -> str:
 
 
 def again(command: str, argv: Sequence[str]) -> str:
-    """Command line that resumes the work of a command."""
-    begin = [sys.orig_argv[0], "-m", f"curax.{command}"]
+    """Command line that resumes the work of a command, with options of Python's own."""
     if Path(sys.argv[0]).stem == "curax":  # the script that pip installed
-        begin = [sys.argv[0], command]
-    return shlex.join([*begin, *argv])
+        return shlex.join([sys.argv[0], command, *argv])
+    as_module = getattr(sys.modules["__main__"], "__spec__", None)
+    end = sys.orig_argv.index("-m") if as_module and "-m" in sys.orig_argv else 1
+    return shlex.join([*sys.orig_argv[:end], "-m", f"curax.{command}", *argv])
 
 
 class Parser(argparse.ArgumentParser):
