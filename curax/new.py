@@ -17,7 +17,7 @@ from typing import Any
 
 from curax import __version__
 from curax.config import Config, ConfigError, load, override
-from curax.settings.cli import Parser, command_line, make_folder, write_file
+from curax.settings.cli import Parser, command_line, made_folder, write_file
 from curax.settings.config_paths import changes, describe
 from curax.settings.field_help import WIDTH, shown
 from curax.settings.recipes import file_of, made_by, recipes
@@ -108,8 +108,8 @@ def main(argv: list[str]) -> int:
     )
     data = text.encode("utf-8", "backslashreplace")  # of a name that is no UTF-8
     check(path, data, config, named)
-    make_folder(args.out)
-    write_file(path, data)
+    with made_folder(args.out):
+        write_file(path, data)
     print(f"Written: {path}. To run it: curax train {called}")
     if at_home and replaces:
         print(f"In this folder it stands in place of the recipe {args.name} of curax.")

@@ -15,7 +15,7 @@ from curax.settings.cli import (
     Parser,
     command_line,
     keep,
-    make_folder,
+    made_folder,
     recipe_name,
     recipe_of,
 )
@@ -68,23 +68,23 @@ def main(argv: list[str]) -> int:
     prepare(place)
     name = recipe_name(path)
     config = override(load(path), args.assignments)
-    make_folder(args.out)
-    from curax.planning import planner, table
+    with made_folder(args.out):
+        from curax.planning import planner, table
 
-    compiler = chips.has_compiler(place)
-    found = planner.plan(
-        planner.traced(config),
-        place,
-        auto=args.mesh == "auto" or no_mesh(config),
-        compiles=compiler and not args.cheap,
-        quick=args.quick,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
-    )
-    text = table.table(name, found, compiler=compiler)
-    given = {"config": recipe, "set": args.assignments, "quick": args.quick}
-    data = json_bytes(given | table.page(found))
-    files = {"plan.json": data, "plan.txt": f"{text}\n".encode()}
-    print(f"{text}\n{keep(args.out, files)}")
+        compiler = chips.has_compiler(place)
+        found = planner.plan(
+            planner.traced(config),
+            place,
+            auto=args.mesh == "auto" or no_mesh(config),
+            compiles=compiler and not args.cheap,
+            quick=args.quick,
+            say=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+        text = table.table(name, found, compiler=compiler)
+        given = {"config": recipe, "set": args.assignments, "quick": args.quick}
+        data = json_bytes(given | table.page(found))
+        files = {"plan.json": data, "plan.txt": f"{text}\n".encode()}
+        print(f"{text}\n{keep(args.out, files)}")
     return 1 if found.chosen.fits is False or found.best is None else 0
 
 

@@ -18,7 +18,7 @@ from curax.settings.cli import (
     command_line,
     count,
     keep,
-    make_folder,
+    made_folder,
     recipe_name,
     recipe_of,
 )
@@ -119,23 +119,23 @@ def main(argv: list[str]) -> int:
     name, config, converted = examined(args)
     prompts = population_of(args)
     lift = checked_lift(config, args.lift)
-    make_folder(args.out)
-    from curax.runs.templates import NO_PICTURES
-    from curax.runs.xray_picture import picture
-    from curax.theory.summary import summarise
-    from curax.theory.table import table
+    with made_folder(args.out):
+        from curax.runs.templates import NO_PICTURES
+        from curax.runs.xray_picture import picture
+        from curax.theory.summary import summarise
+        from curax.theory.table import table
 
-    size = population.task_size(config)
-    found = summarise(config, prompts, lift, num_prompts=size)
-    source = args.trl or recipe_of(args)
-    page = {"recipe": name, "config": source, "set": args.assignments} | found
-    files = {"xray.json": json_bytes(page)}
-    lines = [table(name, found), *converted]
-    if args.out and is_installed("matplotlib"):
-        files["xray.png"] = picture(name, found)
-    elif args.out:
-        lines.append(NO_PICTURES)
-    print("\n".join([*lines, keep(args.out, files)]))
+        size = population.task_size(config)
+        found = summarise(config, prompts, lift, num_prompts=size)
+        source = args.trl or recipe_of(args)
+        page = {"recipe": name, "config": source, "set": args.assignments} | found
+        files = {"xray.json": json_bytes(page)}
+        lines = [table(name, found), *converted]
+        if args.out and is_installed("matplotlib"):
+            files["xray.png"] = picture(name, found)
+        elif args.out:
+            lines.append(NO_PICTURES)
+        print("\n".join([*lines, keep(args.out, files)]))
     return 0
 
 
@@ -216,20 +216,20 @@ def gradients(args: Namespace) -> None:
         build.check_weights(config)
         loop = run.make_loop(config, rehearse=False)
         state = policies.warm_state(loop)
-    make_folder(args.out)
-    prompts, samples = args.probe or PROBE
-    with loop.context():
-        on_progress = partial(count, "prompts measured")
-        found = measured.summarise(loop.parts, state, prompts, samples, on_progress)
-        if args.law:
-            on_progress = partial(count, "draws of the step")
-            more = law_residual.residual(
-                loop.parts, state, samples, args.law, on_progress
-            )
-            found["law"] = {"repeats": args.law, "rows": more}
-    head = {"of": args.gradients, "set": args.assignments}
-    kept = keep(args.out, {"gradients.json": json_bytes(head | found)})
-    print(f"{table(name, found)}\n{kept}")
+    with made_folder(args.out):
+        prompts, samples = args.probe or PROBE
+        with loop.context():
+            on_progress = partial(count, "prompts measured")
+            found = measured.summarise(loop.parts, state, prompts, samples, on_progress)
+            if args.law:
+                on_progress = partial(count, "draws of the step")
+                more = law_residual.residual(
+                    loop.parts, state, samples, args.law, on_progress
+                )
+                found["law"] = {"repeats": args.law, "rows": more}
+        head = {"of": args.gradients, "set": args.assignments}
+        kept = keep(args.out, {"gradients.json": json_bytes(head | found)})
+        print(f"{table(name, found)}\n{kept}")
 
 
 def advise(args: Namespace) -> None:

@@ -12,6 +12,8 @@ import jax
 import pytest
 
 from curax import __main__ as commands
+from curax.config import ConfigError
+from curax.settings import cli
 from curax.settings.cli import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -172,6 +174,27 @@ def test_what_there_is_no_memory_for_is_told_in_a_sentence(error, capsys):
 def test_a_fault_of_the_program_keeps_its_traceback(error):
     with pytest.raises(type(error)):
         commanded(error)
+
+
+@pytest.mark.parametrize("kind", [ConfigError, KeyboardInterrupt])
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_fails_leaves_no_folder_that_is_empty(kind, writes, tmp_path):
+    (there := tmp_path / "there").mkdir()
+
+    def work(out):
+        with cli.made_folder(out):
+            assert out.is_dir()
+            if writes:
+                (out / "file").touch()
+            raise kind
+
+    with pytest.raises(kind):
+        work(there)
+    with pytest.raises(kind):
+        work(there / "deep" / "er")
+    left = {"file", "deep", "deep/er", "deep/er/file"} if writes else set()
+    assert {str(path.relative_to(there)) for path in there.rglob("*")} == left
+    assert there.is_dir()
 
 
 def commanded(error):

@@ -231,14 +231,27 @@ def count(what: str, done: int, total: int) -> None:
         print(f"{done} of {total} {what}", file=sys.stderr)
 
 
-def make_folder(out: Path | None) -> None:
-    """Make the folder of --out, if there is one, before any work is done.
+@contextlib.contextmanager
+def made_folder(out: Path | None) -> Iterator[None]:
+    """Context with the folder of --out, if there is one; failing, it leaves none empty.
 
     Raises:
         ConfigError: it cannot be made, or not be written to.
     """
-    if out is None:
-        return
+    folders = (out, *out.parents) if out else ()
+    new = [one for one in folders if not os.path.exists(one)]
+    try:
+        if out:
+            _make_folder(out)
+        yield
+    except BaseException:
+        for one in new:
+            with contextlib.suppress(OSError):  # it is not empty
+                one.rmdir()
+        raise
+
+
+def _make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not os.access(out, os.W_OK):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from curax.config import Config, ConfigError
-from curax.settings.cli import count, keep, make_folder
+from curax.settings.cli import count, keep, made_folder
 from curax.settings.files import json_bytes
 from curax.theory import population
 from curax.theory.population import Population
@@ -188,13 +188,12 @@ def advise(
                 "decides whether they come back; add --prompts 7473, say."
             )
         fields["prompts"] = size
-    make_folder(args.out)
+    with made_folder(args.out):
+        from curax.theory import advice
+        from curax.theory.advice_table import table
 
-    from curax.theory import advice
-    from curax.theory.advice_table import table
-
-    known = advice.Known(population=prompts, **fields)
-    among = advice.candidates(own, references=known.references)
-    found = advice.rank(among, known, partial(count, "sizes predicted"))
-    kept = keep(args.out, {"advice.json": json_bytes(found)})
-    print(f"{table(found)}\n{kept}")
+        known = advice.Known(population=prompts, **fields)
+        among = advice.candidates(own, references=known.references)
+        found = advice.rank(among, known, partial(count, "sizes predicted"))
+        kept = keep(args.out, {"advice.json": json_bytes(found)})
+        print(f"{table(found)}\n{kept}")
