@@ -10,6 +10,7 @@ standard library is imported.
 """
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -145,15 +146,28 @@ def recalled(path: str | Path) -> Config:
     Raises:
         ConfigError: the file cannot be read, or names a function that does not exist.
     """
+    found = {}
     try:
-        found = files.json_of(files.read(Path(path)))
+        read = files.json_of(files.read(Path(path)))
+        found = read if isinstance(read, dict) else {}
         return rebuild(found, Config)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); name the folder of a run."
         ) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except (ValueError, TypeError, AttributeError) as error:
+        lacks = _lacking(found) if isinstance(error, TypeError) else []
+        why = f"it lacks {', '.join(lacks)}" if lacks else error
+        raise ConfigError(f"{path}: {why}; name the folder of a run.") from error
+
+
+def _lacking(description: Mapping[str, Any]) -> list[str]:
+    """Fields without a default that a description of a config has not."""
+    fields = inspect.signature(Config).parameters.values()
+    needs = [field.name for field in fields if field.default is field.empty]
+    return [name for name in needs if name not in description]
 
 
 def override(config: Config, assignments: Iterable[str] | Mapping[str, Any]) -> Config:

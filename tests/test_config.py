@@ -802,6 +802,36 @@ def test_what_cannot_be_recalled_is_told_in_a_sentence(tmp_path):
     )
 
 
+# What stands in place of a field that a run wrote, None: nothing; and what is said.
+UNREAD = {
+    "loss": (None, "it lacks loss; name the folder of a run."),
+    "zz": (3, "Config.__init__() got an unexpected keyword argument 'zz'; name the "),
+    "sampling": ({"zz": 3}, "Sampling.__init__() got an unexpected keyword argument "),
+    "gate": ({"function": 3}, ""),
+}
+
+
+@pytest.mark.parametrize("field", UNREAD)
+def test_what_no_run_wrote_is_told_with_what_it_lacks(field, tmp_path):
+    wrong, says = UNREAD[field]
+    written = config_paths.describe(cf.load("rloo")) | {field: wrong}
+    kept = {name: value for name, value in written.items() if name != field or wrong}
+    (path := tmp_path / "config.json").write_text(json.dumps(kept))
+    said = error_of(cf.recalled, path)
+    assert said.startswith(f"{path}: {says}")
+    assert said.endswith("; name the folder of a run.")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3"])
+def test_what_is_no_config_at_all_is_told_with_all_that_it_lacks(text, tmp_path):
+    (path := tmp_path / "config.json").write_text(text)
+    assert error_of(cf.recalled, path) == (
+        f"{path}: it lacks task, model, allocate, objective, gate, downsample, "
+        "correct, advantage, modulate, loss, aggregate, optimizer; name the folder of "
+        "a run."
+    )
+
+
 PRICE = ("max_tokens", "margin")  # options of the shaped reward
 
 
