@@ -741,6 +741,9 @@ REFUSED = {
     "advantage=gate.accepted": "advantage takes a function of curax.advantage, ",
     "advantage=advantage.leave_one": "advantage.leave_one is no function of "
     "curax.advantage; did you mean curax.advantage.leave_one_out?",
+    "optimizer=optax.sgdd": "optax.sgdd is no function of optax; did you mean "
+    "optax.sgd?",
+    "optimizer=optax:zq": "optax:zq is no function of optax; name one that it has.",
     "gate=nowhere:f": "nowhere:f cannot be imported because there is no module "
     "nowhere, nor a file nowhere.py here; write MODULE:FUNCTION or FILE.py:FUNCTION.",
     "gate=no.py:f": "no.py:f cannot be read (No such file or directory); name a ",

@@ -165,14 +165,18 @@ REFUSED = {
     "staged=1": expected("true or false", False, "staged=False"),
     "loss.high='0.3'": expected("a number", 0.3, "loss.high=0.3"),
     "loss.dual=x": expected("a number or none", None, "loss.dual=0.1"),
-    "memory.prior=(1,)": expected("a tuple", (1.0, 1.0), "memory.prior=(1.0, 1.0)"),
+    "memory.prior=(1,)": expected(
+        "a tuple of 2 numbers", (1.0, 1.0), "memory.prior=(1.0, 1.0)"
+    ),
     "memory.prior.0=x": expected("a number", 1.0, "memory.prior.0=1.0"),
     "optimizer.learning_rate.edges=(1.5,)": expected(
         "a tuple", (5, 10), "optimizer.learning_rate.edges=(5, 10)"
     ),
     "optimizer.b1=true": expected("a number", 0.9, "optimizer.b1=0.9"),
     "advantage.count=1.5": expected("an integer", 2, "advantage.count=2"),
-    "advantage.pair=(1,)": expected("a tuple", (1, 2), "advantage.pair=(1, 2)"),
+    "advantage.pair=(1,)": expected(
+        "a tuple of 2 integers", (1, 2), "advantage.pair=(1, 2)"
+    ),
     "loss=foo": f"{ONLY} loss.low, loss.high, loss.dual.",
     "correct=foo": f"{ONLY} none.",
     "memory=8": f"{ONLY} memory.discount, memory.prior.",
@@ -338,7 +342,7 @@ WRONG = {
     "memory.prior.1=0.0 must be greater than 0.0; set memory.prior.1 to 1.0.": {
         "memory": Memory(prior=(1.0, 0.0))
     },
-    "memory.prior=(1.0,) must be a tuple; "
+    "memory.prior=(1.0,) must be a tuple of 2 numbers; "
     "set memory.prior to (1.0, 1.0), for example.": {
         "memory": Memory(prior=(1.0,))  # pyright: ignore[reportArgumentType]
     },

@@ -204,5 +204,17 @@ def type_phrase(kind: Any) -> tuple[str, Any]:
     kinds = origins(kind)
     kinds = [k for k in kinds if not (k is int and float in kinds)]
     plain = [k for k in kinds if k in _WORDS or dataclasses.is_dataclass(k)] or kinds
-    known = [_WORDS.get(k, (f"a {getattr(k, '__name__', k)}", None)) for k in plain]
-    return " or ".join(words for words, _ in known), known[0][1]
+    words = _WORDS | {tuple: (_tuple_phrase(kind), _WORDS[tuple][1])}
+    known = [words.get(k, (f"a {getattr(k, '__name__', k)}", None)) for k in plain]
+    return " or ".join(phrase for phrase, _ in known), known[0][1]
+
+
+def _tuple_phrase(kind: Any) -> str:
+    """Phrase for the tuples of an annotation, with their length where it is fixed."""
+    for member in alternatives(kind):
+        parts = typing.get_args(member)
+        if typing.get_origin(member) is tuple and ... not in parts:
+            entries = {entry for part in parts for entry in alternatives(part)}
+            names = {(int,): "integers", (float,): "numbers"}
+            return f"a tuple of {len(parts)} {names.get((*entries,), 'entries')}"
+    return _WORDS[tuple][0]

@@ -79,9 +79,10 @@ def named(name: str) -> Callable[..., Any]:
     for part in called.split("."):
         if not hasattr(found, part):
             known = functions_of(scope)
-            near = difflib.get_close_matches(called, known, 1)
-            fix = f"did you mean {home}{colon or '.'}{near[0]}?" if near else ""
-            fix = fix or f"it has {', '.join(known) or 'none'}."
+            exported = [key for key, value in vars(scope).items() if callable(value)]
+            near = difflib.get_close_matches(called, [*known, *exported], 1)
+            fix = f"it has {', '.join(known)}." if known else "name one that it has."
+            fix = f"did you mean {home}{colon or '.'}{near[0]}?" if near else fix
             raise NotFoundError(f"is no function of {home}; {fix}")
         found = getattr(found, part)
     if not callable(found):
