@@ -210,7 +210,7 @@ def is_one_of_many(args: argparse.Namespace) -> bool:
             "the run has, from 1 on."
         )
     host, _, port = args.coordinator.rpartition(":")
-    if not host or not port.isdecimal():
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise ConfigError(
             f"--coordinator {args.coordinator} is no HOST:PORT; name the machine of "
             "process 0 and a free port of it, such as 10.0.0.2:8476."

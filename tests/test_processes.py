@@ -167,10 +167,13 @@ def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
             "--coordinator is missing; name the processes of a run by --coordinator "
             "HOST:PORT --processes N --process I, or leave all three to the cluster.",
         ),
-        (
-            "--coordinator localhost --processes 2 --process 0",
-            "--coordinator localhost is no HOST:PORT; name the machine of process 0 "
-            "and a free port of it, such as 10.0.0.2:8476.",
+        *(
+            (
+                f"--coordinator {place} --processes 2 --process 0",
+                f"--coordinator {place} is no HOST:PORT; name the machine of process 0 "
+                "and a free port of it, such as 10.0.0.2:8476.",
+            )
+            for place in ("localhost", "a:0", "a:65536")
         ),
         (
             "--coordinator a:1 --processes 0 --process 0",
