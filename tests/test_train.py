@@ -990,3 +990,13 @@ def test_a_dry_run_compiles_all_and_writes_nothing(
     assert (status, err) == (1, "")
     assert f"{whole[0]} holds a run, so add --resume or name another --workdir." in out
     assert snapshot(whole[0]) == before
+
+
+@pytest.mark.long
+def test_a_dry_run_of_a_run_at_step_0_names_that_step(tmp_path):
+    folder = tmp_path / "run"
+    argv = ["--config", str(small.FILE), "--workdir", str(folder)]
+    assert main(*argv, "--set", "steps=0")[0] == 0
+    status, out, err = main(*argv, "--resume", "--dry-run")
+    assert (status, err) == (0, "")
+    assert f"without --dry-run: {folder}, step 0." in out

@@ -82,7 +82,9 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
     held = cache.lines(loop)
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
-    where = f"{workdir}, step {since}" if since else f"a new run in {workdir}"
+    where = f"a new run in {workdir}"
+    if since is not None:
+        where = f"{workdir}, step {since}"
     if not resume and folder.holds(workdir):
         where = f"{workdir} holds a run, so add --resume or name another --workdir"
     run.say(
