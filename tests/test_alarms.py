@@ -209,6 +209,14 @@ def test_each_kind_is_said_once():
     assert len(said(DEAD | drifting | {"update/nonfinite": 1.0}, watcher)) == 1
 
 
+def test_what_was_said_before_is_what_was_kept_and_of_kinds_never_kept_all():
+    watcher = alarms.Alarms(patience=4, drift_nats=1e-4)
+    drifting = DEAD | {"sampler/drift_nats": 1.0}
+    watcher.resume([MANY | FINE, drifting], [{"kind": "engine"}])
+    row = drifting | FEW | {"engine/gap_nats": 1.0}
+    assert [*watcher.check(row)] == ["drift", "formats", "thought"]
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=2, max_size=2), max_size=12))
 def test_steps_in_a_row_are_counted_per_seed(bad):
     totals = alarms.Totals()

@@ -100,6 +100,24 @@ def test_a_resumed_run_compares_with_the_first_steps_and_repeats_nothing(
     assert follow(tmp_path, Loop(1.0, steps=5), monkeypatch, step=4) == [FORMS]
 
 
+def test_a_bound_that_is_lowered_is_told_of_although_rows_before_were_above_it(
+    tmp_path, monkeypatch
+):
+    def bounded(nats, *said, steps):
+        loop = Loop(*said, steps=steps)
+        log = replace(loop.parts.config.logging, drift_nats=nats)
+        loop.parts.config = replace(loop.parts.config, logging=log)
+        return loop
+
+    begun = bounded(2.0, 4.0, 3.0, 2.5, steps=4)
+    assert follow(tmp_path, begun, monkeypatch) == []
+    for steps, told in ((5, ["sampler/drift_nats"]), (6, [])):
+        loop = bounded(0.5, 2.5, steps=steps)
+        assert follow(tmp_path, loop, monkeypatch, step=steps - 1) == told
+        kept = [(row["step"], row["kind"]) for row in reading.read(tmp_path).alarms]
+        assert kept == [(5, "drift")]
+
+
 @pytest.mark.parametrize(
     ("metric", "says"),
     [

@@ -1,7 +1,7 @@
 """Alarms on the metrics of a run, and the conditions under which it must stop."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,16 @@ class Alarms:
         new = {k: text for k, text in self._triggered(row) if k not in self._reported}
         self._reported |= set(new)
         return new
+
+    def resume(self, rows: Iterable[Row], kept: Iterable[Row]) -> None:
+        """Take up the rows and the kept alarms that a run has behind it.
+
+        Of kinds that are kept, those were reported: the bounds may have been others.
+        """
+        for row in rows:
+            self.check(row)
+        self._reported -= SHORT.keys()
+        self._reported |= {alarm["kind"] for alarm in kept}
 
     def _triggered(self, row: Row) -> Iterator[tuple[str, str]]:
         """All alarms of a row, reported before or not: (kind, sentence)."""

@@ -411,6 +411,12 @@ class Files:
         for line in reading.read_lines(self._workdir / METRICS, lambda _: None):
             yield dict(line.row)
 
+    def alarms(self) -> Iterator[dict[str, Any]]:
+        """Yield the alarms so far."""
+        path = self._workdir / ALARMS
+        for line in reading.read_lines(path, lambda _: None, once=False):
+            yield dict(line.row)
+
     def write_evaluation(self, step: int, pass_rates: np.ndarray, samples: int) -> None:
         """Write held-out pass rates to evaluation.json: before RL, or the last ones.
 

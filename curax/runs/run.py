@@ -323,9 +323,9 @@ class Run:
                     f"the run goes on from step {found.step}; it is kept as {path}."
                 )
             self._open_files(step=found.step)
-            for row in self._files.metrics():
-                if row["step"]:  # alarms are checked from step 1 on
-                    self._alarms.check(row)  # these were reported before
+            # Alarms are checked from step 1 on.
+            rows = (row for row in self._files.metrics() if row["step"])
+            self._alarms.resume(rows, self._files.alarms())
             self._totals = alarms.Totals(**found.totals)
         return found
 
