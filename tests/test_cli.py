@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -151,6 +152,46 @@ def test_the_command_to_go_on_has_options_of_the_interpreter(run, begin, tmp_pat
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
     )
     assert shown.stdout == f"{sys.executable} {begin} curax.train 'a b' --resume\n"
+
+
+# A Ctrl-C comes inside of a callback of the garbage collector, which JAX has as well.
+COLLECTING = """
+import gc, os, signal, sys, time
+from curax.settings.cli import command_line
+
+def callback(*_):
+    gc.callbacks.remove(callback)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0)
+
+@command_line("curax.one")
+def main(argv):
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(60)
+    return 0
+
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_that_comes_while_garbage_is_collected_is_heard():
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTING],
+        capture_output=True,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_what_else_python_drops_is_told_as_before(monkeypatch):
+    told, dropped = [], SimpleNamespace(exc_type=ValueError)
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    with cli.hears_interrupts():
+        sys.unraisablehook(dropped)
+    sys.unraisablehook(dropped)
+    assert told == [dropped, dropped]
 
 
 FULL = "Out of memory allocating 8 bytes."

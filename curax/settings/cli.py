@@ -1,11 +1,14 @@
 """Command lines: argument parser, output that may be closed, atomic writes."""
 
+import _thread
 import argparse
 import contextlib
 import functools
 import os
 import shlex
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -171,6 +174,35 @@ def survives_closed_output(main: Callable[..., int]) -> Callable[..., int]:
     return whole
 
 
+@contextlib.contextmanager
+def hears_interrupts() -> Iterator[None]:
+    """Context in which a Ctrl-C that Python drops is sent again.
+
+    Dropped is what is raised where nobody can catch it, as in a callback of the garbage
+    collector; JAX has one that takes long.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: Any) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            # No threading.Thread: its locks may be held where the collection began.
+            _thread.start_new_thread(_interrupt_soon, ())
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+def _interrupt_soon() -> None:
+    """Send SIGINT once the hook has returned, for it would be dropped in there too."""
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def command_line(
     name: str,
 ) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
@@ -186,7 +218,8 @@ def command_line(
         @functools.wraps(main)
         def whole(argv: Sequence[str] | None = None) -> int:
             try:
-                return main(sys.argv[1:] if argv is None else list(argv))
+                with hears_interrupts():
+                    return main(sys.argv[1:] if argv is None else list(argv))
             except ConfigError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 return 2
