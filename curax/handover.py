@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 from curax.models import written
 from curax.processes import peers
+from curax.settings.config_types import is_below
 from curax.settings.errors import WorkError
 from curax.settings.groups import Fields
 from curax.types import Task
-from curax.verify.serve import short
+from curax.verify.serve import error_line, short
 
 PAUSE = 2.0  # seconds between two looks for an engine that does not answer
 ROUNDING = 1e-4  # nats by which a log-prob may be above 0
@@ -42,6 +43,9 @@ class LeftError(EngineError):
 
 class AbsentError(Exception):
     """The engine does not answer now; the message is the reason."""
+
+
+ABSENT = AbsentError, ConnectionError  # what a call that is not answered raises
 
 
 class Ask(NamedTuple):
@@ -95,7 +99,8 @@ class Drawn(NamedTuple):
 class Engine(abc.ABC):
     """What draws in place of curax's own sampler, given by `sampling.engine`.
 
-    An engine of one's own has `version`, `load` and `complete`.
+    An engine of one's own has `version`, `load` and `complete`. A ConnectionError of
+    theirs is an AbsentError.
 
     Attributes:
         name: for messages.
@@ -144,7 +149,11 @@ class Engine(abc.ABC):
     def complete(
         self, asks: Sequence[Ask], how: Limits, version: str
     ) -> list[Completion | str]:
-        """A completion of each row, in order, or the reason why there is none."""
+        """A completion of each row, in order, or the reason why there is none.
+
+        Raises:
+            AbsentError: it does not answer; all are asked for again.
+        """
 
     def start(self, config: Fields) -> None:
         """Check that a run can use it; whether it answers is not asked.
@@ -178,7 +187,8 @@ class Engine(abc.ABC):
         """Completions by the parameters of a source, and by no others.
 
         Raises:
-            EngineError: the engine did not come back, or refuses the parameters.
+            EngineError: the engine did not come back, refuses the parameters, or gives
+                other than a reply for each row.
         """
         found: dict[int, Completion] = {}
         counts, reasons = defaultdict[str, float](float), Counter[str]()
@@ -189,7 +199,7 @@ class Engine(abc.ABC):
                     break
                 self._check_open()
                 version = self._ready(source, counts)
-                replies = self.complete([asks[n] for n in rest], how, version)
+                replies = self._replies([asks[n] for n in rest], how, version)
                 now = self._version_now(version)
                 for n, reply in zip(rest, replies, strict=True):
                     if isinstance(reply, str):
@@ -212,10 +222,23 @@ class Engine(abc.ABC):
             )
         return Drawn([found.get(n) for n in range(len(asks))], counts, reason)
 
+    def _replies(self, asks: Sequence[Ask], how: Limits, version: str) -> list[Any]:
+        """As `complete`, one for each row."""
+        try:
+            replies = [*(self.complete(asks, how, version) or ())]
+        except ABSENT as error:
+            return [self.told(str(error))] * len(asks)
+        if len(replies) != len(asks):
+            raise EngineError(
+                f"{self.name} gives {len(replies)} completions of {len(asks)} that are "
+                "asked for, and must give one of each, or why there is none"
+            )
+        return replies
+
     def _version_now(self, version: str) -> str | None:
         try:
             return self._version(version)
-        except AbsentError:
+        except ABSENT:
             return None
 
     def _version(self, wanted: str) -> str | None:
@@ -247,7 +270,7 @@ class Engine(abc.ABC):
         while True:
             try:
                 return self._handed_over(source, counts)
-            except AbsentError as error:
+            except ABSENT as error:
                 if time.monotonic() >= end:
                     raise EngineError(
                         f"{self.name} has not answered for {self._wait:g} s ({error})"
@@ -316,17 +339,27 @@ class Engine(abc.ABC):
         return step == source.step and mark() is source.mark
 
 
-def fault(
-    given: Completion, how: Limits, version: str, now: str | None = None
-) -> str | None:
-    """Why a completion cannot be one that was asked for; None: it can.
+def fault(given: Any, how: Limits, version: str, now: str | None = None) -> str | None:
+    """Why a reply cannot be a completion that was asked for; None: it can.
 
     Args:
-        given: the completion.
+        given: the reply.
         how: what was asked for.
         version: of the parameters that had to draw it.
         now: that the engine had afterwards, where the completion does not say.
     """
+    if not isinstance(given, Completion):
+        return f"{type(given).__name__} in place of a completion"
+    try:
+        return impossible(given, how, version, now)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        return f"a completion whose fields are others ({error_line(error)})"
+
+
+def impossible(
+    given: Completion, how: Limits, version: str, now: str | None
+) -> str | None:
+    """Why a completion cannot be one that was asked for, as `fault`."""
     tokens, logp = given.tokens, given.logp
     others = [one for one in given.versions or {now} if one != version]
     if others:
@@ -335,7 +368,7 @@ def fault(
         return f"{len(tokens)} tokens with {len(logp)} log-probs"
     if not 0 < len(tokens) <= how.max_tokens:
         return f"{len(tokens)} tokens of at most {how.max_tokens}"
-    if not all(0 <= token < how.vocabulary for token in tokens):
+    if not all(is_below(token, how.vocabulary) for token in tokens):
         return "a token that is not in the vocabulary"
     if not all(math.isfinite(one) and one <= ROUNDING for one in logp):
         return "a log-prob that is not finite, or above 0"
@@ -358,7 +391,7 @@ def unfit(given: Completion, how: Limits) -> str | None:
     for token, logp, kept in zip(given.tokens, given.logp, given.kept, strict=True):
         if token not in kept:
             return "a token that is not in its kept set"
-        if not all(0 <= one < how.vocabulary for one in kept):
+        if not all(is_below(one, how.vocabulary) for one in kept):
             return "a kept token that is not in the vocabulary"
         if len(set(kept)) != len(kept):
             return "a kept set that has a token twice"

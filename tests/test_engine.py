@@ -580,6 +580,80 @@ def test_an_engine_of_ones_own_is_one_function():
     assert (shown.tokens[..., 0] == 19).all()
 
 
+ODD = {  # in place of the last completion, and the reason why it is missing
+    "none": (None, "NoneType in place of a completion"),
+    "a tuple": (([19], [-0.5], True), "tuple in place of a completion"),
+    "fractions of tokens": (([2.5, 19], [-0.5] * 2), "is not in the vocabulary"),
+    "truth": (([True, 19], [-0.5] * 2), "is not in the vocabulary"),
+    "text": ((["x", 19], [-0.5] * 2), "is not in the vocabulary"),
+    "no tokens": ((None, [-0.5]), "whose fields are others (TypeError: "),
+    "text of log-probs": (([19], ["x"]), "whose fields are others (TypeError: "),
+    "no log-prob": (([19], [None]), "whose fields are others (TypeError: "),
+}
+
+
+def drawn_by(complete):
+    """What an engine of one's own draws, which is asked three times at most."""
+
+    class Own(Alone):
+        def complete(self, asks, how, version):
+            return complete(super().complete(asks, how, version))
+
+    made = Own()
+    try:
+        return made.draw(ASKS, HOW, source(build(asking("http://127.0.0.1:1"))))
+    finally:
+        made.close()
+
+
+@pytest.mark.first(4)
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_no_completion_of_an_engine_of_ones_own_is_missing(name):
+    what, said = ODD[name]
+    if what and len(what) == 2:
+        what = handover.Completion(*what, True)
+    # It is the last of the rows, and then the only one that is asked for again.
+    drawn = drawn_by(lambda each: [*each[:-1], what])
+    assert [n for n, one in enumerate(drawn.completions) if one is None] == [7]
+    assert drawn.counts["requests"] == len(ASKS) + 2
+    assert said in drawn.reason
+
+
+def test_tokens_of_numpy_are_tokens():
+    one = handover.Completion(np.array([3, 19]), np.float32([-1, -0.5]), True)
+    drawn = drawn_by(lambda each: [one for _ in each])
+    assert None not in drawn.completions
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "number"), [(lambda each: each[1:], 7), (lambda each: None, 0)]
+)
+def test_an_engine_of_ones_own_replies_to_each_row(spoilt, number):
+    """One that is left out would move all behind it to the row before."""
+    with pytest.raises(handover.EngineError, match=f"{number} completions of 8 that"):
+        drawn_by(spoilt)
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "missing"),
+    [(handover.AbsentError, 3, 0), (ConnectionError, 3, 0), (ConnectionError, 4, 8)],
+)
+def test_an_engine_that_does_not_answer_while_it_draws_is_asked_again(
+    error, times, missing
+):
+    tries = []
+
+    def away(each):
+        tries.append(each)
+        if len(tries) < times:
+            raise error("gone")
+        return each
+
+    drawn = drawn_by(away)
+    assert (drawn.counts["requests"], drawn.counts["missing"]) == (24, missing)
+    assert drawn.reason == ("gone" if missing else None)
+
+
 # ----- what is refused
 
 URL = "http://127.0.0.1:9"

@@ -6,6 +6,7 @@ Only the standard library is imported.
 import dataclasses
 import functools
 import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -113,6 +114,12 @@ def present(value: T | None) -> T:
 def is_array(value: Any) -> bool:
     """Whether a value has the shape and dtype of an array, traced or not."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def is_below(value: Any, count: int) -> bool:
+    """Whether a value is a whole number in [0, count), of Python or of numpy."""
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return whole and 0 <= int(value) < count
 
 
 @functools.cache
