@@ -163,13 +163,13 @@ def of_completions(
     if terms and task.terms:
         by_term = task.terms.verify_all(targets, completions)
         for name, values in by_term.items():
-            _check_count(f"the term {name} of the reward", values, completions)
+            check_count(f"the term {name} of the reward", values, completions)
         each = zip(*by_term.values(), strict=True)
         given = [dict(zip(by_term, values, strict=True)) for values in each]
         results = [_outcome(task.terms, one) for one in given]
     elif task.verify_all:
         results = list(task.verify_all(targets, completions))
-        _check_count("verify_all of the task", results, completions)
+        check_count("verify_all of the task", results, completions)
     else:
         pairs = zip(targets, completions, strict=True)
         results = [_one(task, target, tokens) for target, tokens in pairs]
@@ -186,12 +186,21 @@ def of_completions(
     return Verdicts(outcome, reasons, time.perf_counter() - start, found or None)
 
 
-def _check_count(name: str, given: Sequence[Any], asked: Sequence[Any]) -> None:
-    """Raise a ConfigError where outcomes would be those of other completions."""
+def check_count(
+    name: str,
+    given: Sequence[Any],
+    asked: Sequence[Any],
+    what: tuple[str, str, str] = ("outcomes", "completions", "None"),
+) -> None:
+    """Raise a ConfigError where outcomes would be those of other completions.
+
+    Or other things of others: `what` has their names, and that of what is missing.
+    """
+    each, of, none = what
     if len(given) != len(asked):
         raise ConfigError(
-            f"{name} gives {len(given)} outcomes of {len(asked)} completions; let it "
-            "give one of each, and None where there is none."
+            f"{name} gives {len(given)} {each} of {len(asked)} {of}; let it give one "
+            f"of each, and {none} where there is none."
         )
 
 

@@ -25,6 +25,7 @@ import tiny
 import turning
 from words import tokenizer
 
+from curax.config import ConfigError
 from curax.step import drivers, play
 from curax.step.types import Request, Subject
 from curax.tasks import environments
@@ -256,6 +257,77 @@ def test_an_answer_that_is_too_long_is_cut_where_the_row_ends():
     assert rows.written[bad].all()
     assert (verdicts.outcome[bad] == 0).all()
     assert not verdicts.reasons
+
+
+def spoilt(act):
+    """The environment here, whose answers about the bad target are others."""
+
+    def answer(turns):
+        pairs = zip(turns, HERE.answer(turns), strict=True)
+        return [act(one) if turn.target == BAD else one for turn, one in pairs]
+
+    return HostEnvironment(answer=answer, measures=("parity",), closed=CLOSED.extend)
+
+
+CLOSED = []
+ODD = {  # in place of an answer, and the reason why there is none
+    "none": (lambda one: None, "error: NoneType in place of an answer"),
+    "a tuple": (tuple, "error: tuple in place of an answer"),
+    "undeclared": (
+        lambda one: one._replace(found={"parity": 0.0, "x": 1.0}),
+        "error: measures x, and declares parity",
+    ),
+    "measures none": (
+        lambda one: one._replace(found=None),
+        "error: TypeError: 'NoneType' object is not iterable",
+    ),
+    "a measure of text": (
+        lambda one: one._replace(found={"parity": "odd"}),
+        "error: ValueError: could not convert string to float: 'odd'",
+    ),
+    "fractions": (
+        lambda one: one._replace(tokens=[1, 2.5]),
+        "error: token 2.5 is none of 11",
+    ),
+    "no tokens": (
+        lambda one: one._replace(tokens=None),
+        "error: TypeError: 'NoneType' object is not iterable",
+    ),
+    "reward of text": (
+        lambda one: one._replace(reward="much"),
+        "error: ValueError: could not convert string to float: 'much'",
+    ),
+    "no reward": (lambda one: one._replace(reward=None, done=True), "none"),
+}
+
+
+@pytest.mark.first(3)
+@pytest.mark.parametrize("what", ODD)
+def test_what_is_no_answer_of_ones_own_costs_its_completion_alone(what):
+    act, reason = ODD[what]
+    CLOSED.clear()
+    _, rows, verdicts = played(spoilt(act))
+    _, right, _ = played()
+    bad = of_bad(dataclasses.replace(rows, turns=right.turns))
+    assert bad.any()
+    assert verdicts.reasons == dict.fromkeys(np.flatnonzero(bad).tolist(), reason)
+    rest = rows.exists & ~bad
+    np.testing.assert_array_equal(verdicts.outcome[rest], right.turns.outcome[rest])
+    assert rows.finished[bad].all()
+    if what not in ("none", "a tuple", "no reward"):  # they have states, to be closed
+        assert CLOSED
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [(lambda turns: HERE.answer(turns[1:]), "[1-9]"), (lambda turns: None, "0")],
+)
+def test_a_host_environment_answers_each_turn(answer, number):
+    """One that is left out would move all behind it to the row before."""
+    world = HostEnvironment(answer=answer)
+    with pytest.raises(ConfigError, match=f"^task.environment gives {number} answers"):
+        played(world)
 
 
 def nothing():

@@ -6,7 +6,7 @@ Only the standard library is imported.
 import dataclasses
 import functools
 import math
-import numbers
+import operator
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -117,9 +117,11 @@ def is_array(value: Any) -> bool:
 
 
 def is_below(value: Any, count: int) -> bool:
-    """Whether a value is a whole number in [0, count), of Python or of numpy."""
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    return whole and 0 <= int(value) < count
+    """Whether a value is an integer in [0, count), of Python or of an array."""
+    try:
+        return 0 <= operator.index(value) < count and not isinstance(value, bool)
+    except TypeError:  # no integer, whatever it is equal to
+        return False
 
 
 @functools.cache

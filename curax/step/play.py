@@ -9,6 +9,7 @@ JAX gives the same completions either way.
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,9 @@ from curax import rollout
 from curax.arrays import keys, slots, turns
 from curax.arrays.sharding import shard_rows
 from curax.processes import peers
-from curax.reward import NONE, Verdicts
-from curax.settings.config_types import present
+from curax.reward import NONE, Verdicts, check_count
+from curax.settings import errors
+from curax.settings.config_types import is_below, present
 from curax.step import draw, room
 from curax.step.types import Request, Subject
 from curax.types import (
@@ -73,6 +75,9 @@ class Episodes:
 
         Several processes ask for some each, of the same rows at every turn, whose
         states they have, and share what they are told.
+
+        Raises:
+            ConfigError: answers are more or fewer than turns.
         """
         (target, key), played = peers.fetch((self._of, played))
         tokens, prompt = played.rollouts.tokens, played.rollouts.prompt
@@ -86,7 +91,9 @@ class Episodes:
             )
             for n in own.tolist()
         ]
-        said = self.environment.answer(asked) if asked else []
+        said = [*(self.environment.answer(asked) or ())] if asked else []
+        what = ("answers", "turns", "a text that says why")
+        check_count("task.environment", said, asked, what)
         pairs = zip(own.tolist(), said, strict=True)
         shared = {n: self._noted(n, one) for n, one in pairs}
         given = blank(tokens.shape, self.environment.measures)
@@ -101,24 +108,49 @@ class Episodes:
         if left and self.environment.closed:
             self.environment.closed(left)
 
-    def _noted(self, row: int, said: Answer | str) -> Answer | str:
+    def _noted(self, row: int, said: Any) -> Answer | str:
         """The same without its state, which is kept while the episode goes on.
 
-        A reason, where a token is none of the vocabulary.
+        A reason, where it is no answer.
         """
         self._state.pop(row, None)
+        try:
+            if isinstance(said, Answer) and not said.done:
+                self._state[row] = said.state
+            said = read(said, self._vocabulary, self.environment.measures)
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            said = f"error: {type(error).__name__}: {errors.text(error)}"
         if isinstance(said, str):
             self.reasons[row] = said
-            return said
-        if not said.done:
-            self._state[row] = said.state
-        for token in said.tokens:
-            if not 0 <= token < self._vocabulary:
-                self.reasons[row] = (
-                    f"error: token {token} is none of {self._vocabulary}"
-                )
-                return self.reasons[row]
-        return said._replace(state=None)
+        return said
+
+
+def read(said: Any, vocabulary: int, measures: tuple[str, ...]) -> Answer | str:
+    """What was said to a turn, as plain numbers and without its state.
+
+    A reason, where it is no answer of this vocabulary and these measures.
+
+    Raises:
+        TypeError, ValueError, AttributeError, OverflowError: a field is another thing.
+    """
+    if isinstance(said, str):
+        return said
+    if not isinstance(said, Answer):
+        return f"error: {type(said).__name__} in place of an answer"
+    for name in said.found:
+        if name not in measures:
+            declared = ", ".join(measures) or "nothing"
+            return f"error: measures {name}, and declares {declared}"
+    for token in said.tokens:
+        if not is_below(token, vocabulary):
+            return f"error: token {token!s:.40} is none of {vocabulary}"
+    return Answer(
+        state=None,
+        tokens=[*map(int, said.tokens)],
+        done=bool(said.done),
+        reward=math.nan if said.reward is None else float(said.reward),
+        found={name: float(value) for name, value in said.found.items()},
+    )
 
 
 def hosted(parts: Subject) -> HostEnvironment | None:

@@ -248,8 +248,8 @@ def _answer(environment: Environment, turn: Turn) -> Answer:
     )
 
 
-def _written(said: Answer | str, write: Callable[[Any], list[int]]) -> Answer | str:
-    if isinstance(said, str):
+def _written(said: Any, write: Callable[[Any], list[int]]) -> Answer | str:
+    if not isinstance(said, Answer):
         return said
     try:
         return said._replace(tokens=write(said.tokens))
