@@ -248,6 +248,26 @@ def test_what_an_environment_measures_is_declared():
     assert reason == "error: measures target, and declares nothing"
 
 
+LONG = {"text": "\U0001f600", "tokens": [2**31]}  # the most that JSON has for each
+
+
+def endless(*, kind):
+    """An environment that says too much, and whose state is as large as can be."""
+
+    def observe(state, turn):
+        return state, seen(tokens=LONG[kind] * (environments.TOKENS + 1))
+
+    return Environment(reset=lambda *_: b"0" * (2**20 - 20), observe=observe)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_of_an_answer_that_is_too_long_a_worker_sends_the_beginning(kind):
+    world = environments.in_workers(partial(endless, kind=kind), count=1, text=True)
+    (said,) = world.answer([Turn(None, 5, 0, "up")])
+    assert said.tokens == LONG[kind] * environments.TOKENS
+    assert not said.done
+
+
 @pytest.mark.long
 def test_an_answer_that_is_too_long_is_cut_where_the_row_ends():
     _, rows, verdicts = drawn_with("long")

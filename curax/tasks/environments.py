@@ -31,10 +31,10 @@ from curax.types import (
     Turn,
 )
 from curax.verify import workers
-from curax.verify.serve import ENVIRONMENT, STATE_BYTES, after_a_turn, short
+from curax.verify.serve import ENVIRONMENT, STATE_BYTES, TOKENS, after_a_turn, short
 
-LINE = 4 * STATE_BYTES  # of an answer: its state in base64, its tokens
-TOKENS = 2**18  # or characters, of an observation
+# Of an answer: its state in base64; its tokens, of 12 bytes at most, as characters are.
+LINE = 2 * STATE_BYTES + 12 * TOKENS
 
 
 def answered(verdict: Any) -> Answer:

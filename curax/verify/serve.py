@@ -9,6 +9,7 @@ import ctypes
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -43,6 +44,7 @@ class Service(NamedTuple):
 GRADER = Service("grader", ("prompt", "completion", "answer"), "a number")
 ENVIRONMENT = Service("environment", (), "a types.Environment")
 STATE_BYTES = 2**20  # of a pickled state, at most
+TOKENS = 2**18  # or characters, of an observation; what is behind them is not sent
 
 _CHARACTERS = 200  # of an error that are reported
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # options of prctl
@@ -362,12 +364,16 @@ def _answer(environment: Any, measures: tuple[str, ...], check: bytes) -> Any:
         if len(after) > STATE_BYTES:
             return f"error: a state of {len(after)} bytes is too large to be sent"
         words, reward = seen.tokens, seen.reward
+        if isinstance(words, str):
+            words = words[:TOKENS]
+        else:
+            words = [int(t) for t in itertools.islice(words, TOKENS)]
         reward = math.nan if reward is None else float(reward)
         if math.isinf(reward):
             return f"error: a reward of {reward}, which is not in [0, 1]"
         return {
             "state": base64.b64encode(after).decode(),
-            "tokens": words if isinstance(words, str) else [int(t) for t in words],
+            "tokens": words,
             "done": bool(seen.done),
             "reward": reward,
             "found": {name: float(value) for name, value in found.items()},
