@@ -17,7 +17,8 @@ from contracts import close
 from curax import aggregate, loss, reward, rollout, update
 from curax.arrays import choice, keys, metrics, turns
 from curax.monitors import diversity
-from curax.types import Batch, Turns
+from curax.tasks import episodes
+from curax.types import Batch, Environment, Prompts, Turns
 
 KEY = test_rollout.KEY
 full_logits = jax.jit(partial(tiny.full_logits, tiny.MODEL))
@@ -371,6 +372,74 @@ def test_how_a_completion_begins_is_what_the_policy_says():
     np.testing.assert_array_equal(tokens[:, :5], np.tile(said, (4, 1)))
     np.testing.assert_array_equal(mask, np.tile(np.arange(12) < 5, (4, 1)))
     assert len(set(np.asarray(diversity.opening(tokens, mask)).tolist())) == 1
+
+
+def said_by(rows):
+    """`[N, 4, T]` turns that the policy wrote, `[N, 4]` lengths; its last is ended.
+
+    And `[N]`, whether each of them has room for an end.
+    """
+    number, steps = rows.tokens.shape
+    said = np.full((number, 4, steps), turning.END[0], np.int32)
+    length, room = np.ones((number, 4), np.int32), rows.exists.copy()
+    for n in np.flatnonzero(rows.exists):
+        own = rows.tokens[n][rows.mask[n]]
+        ends = np.flatnonzero(np.isin(own, turning.END)) + 1
+        for place, turn in enumerate(np.split(own, ends)):
+            whole = place < len(ends)
+            room[n] &= whole or len(turn) < steps
+            if room[n] and len(turn):
+                said[n, place, : len(turn)] = turn
+                length[n, place] = len(turn) + (not whole)
+    return said, length, room
+
+
+LENGTHS = {
+    "left out": lambda own: None,
+    "too long": lambda own: jnp.int32(99),
+    "below 0": lambda own: jnp.int32(-1),
+    "its own": lambda own: own,
+}
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_teacher_who_says_what_the_policy_said_plays_what_the_sampler_drew(name):
+    def observe(state, tokens, length):
+        after, seen = turning.observe(state, tokens, length)
+        return after, dataclasses.replace(seen, length=LENGTHS[name](seen.length))
+
+    world = dataclasses.replace(turning.ENVIRONMENT, observe=observe)
+    how = dataclasses.replace(turning.EPISODES, environment=world)
+    draw = turning.sampler(episodes=how)
+    rows = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY))
+    said, length, room = map(jnp.asarray, said_by(rows))
+    own = keys.row_keys(KEY, tiny.PLAN.prompt, tiny.PLAN.slot)
+    number = jnp.arange(len(own), dtype=jnp.int32)
+    target = {"world": how.begin(own, tiny.PLAN.prompt).state, "row": number}
+
+    def play(state, tokens, length):
+        after, seen = observe(state["world"], tokens, length)
+        return state | {"world": after}, seen
+
+    def teacher(key, state):
+        place = state["row"], jnp.minimum(state["world"]["turns"], 3)
+        return said[place], length[place]
+
+    made = episodes.played(
+        Environment(reset=lambda key, target: target, observe=play),
+        teacher,
+        KEY,
+        Prompts(tokens=number[:, None], mask=room[:, None], id=number, target=target),
+        turns=5,
+        max_tokens=turning.STEPS,
+        pad=tiny.PAD,
+    )
+    room = np.asarray(room)
+    assert 0 < rows.finished[room].sum() < room.sum()
+    np.testing.assert_array_equal(made.tokens[room], rows.tokens[room])
+    np.testing.assert_array_equal(made.mask[room], rows.mask[room])
+    close(made.outcome[room], rows.turns.outcome[room], rtol=0, atol=1e-5)
 
 
 @pytest.mark.long

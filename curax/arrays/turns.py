@@ -179,7 +179,7 @@ def noted(
     """
     assert out.turns is not None
     rows, steps = out.tokens.shape
-    more = jnp.where(seen.done, 0, jnp.clip(seen.length, 0, seen.tokens.shape[-1]))
+    more = to_read(seen)
     own = jnp.arange(seen.tokens.shape[-1], dtype=jnp.int32)[None]
     at = jnp.where(ended, row, rows)  # out: dropped
     block = at[:, None], jnp.where(own < more[:, None], count[:, None] + own, steps)
@@ -200,6 +200,11 @@ def noted(
         turns=turns,
     )
     return out, more
+
+
+def to_read(seen: Observation) -> jax.Array:
+    """`[...]` int32, tokens that the policy reads of observations."""
+    return jnp.where(seen.done, 0, jnp.clip(seen.length, 0, seen.tokens.shape[-1]))
 
 
 def in_front(tokens: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from curax.arrays.turns import observed, to_read
 from curax.types import Environment, Observation, Prompts
 
 # (key, state of the environment) -> tokens [U] int32 of the next turn, their number []
@@ -18,7 +19,7 @@ class Played(NamedTuple):
 
     tokens: jax.Array  # int32, with observations; `pad` after the end
     mask: jax.Array  # bool, tokens that the teacher wrote
-    outcome: jax.Array  # [B] float32, sum of the rewards
+    outcome: jax.Array  # [B] float32, sum of the rewards of turns that end in the row
 
 
 def one_token(token: jax.Array, done: jax.Array, right: jax.Array) -> Observation:
@@ -55,6 +56,9 @@ def played(
         turns: that are played at most.
         max_tokens: T.
         pad: token after the end.
+
+    Raises:
+        ValueError: while tracing, as `arrays.turns.observed`.
     """
     each = jax.random.split(key, prompts.tokens.shape[0])
     play = partial(_played, environment, teacher, turns, max_tokens, pad)
@@ -77,10 +81,12 @@ def _played(environment, teacher, turns, max_tokens, pad, key, target):
         said, length = teacher(key, state)
         whole = jnp.full(max_tokens, pad, jnp.int32).at[: said.shape[0]].set(said)
         whole = jnp.where(jnp.arange(max_tokens) < length, whole, pad)
-        after, seen = environment.observe(state, whole, length)
+        one = jax.tree.map(lambda x: jnp.asarray(x)[None], (state, whole, length))
+        answer = observed(environment.observe, *one)
+        after, seen = jax.tree.map(lambda x: x[0], answer)
         mine = jnp.where(done, 0, length)
         behind = count + mine
-        its = jnp.where(done | seen.done, 0, seen.length)
+        its = jnp.where(done, 0, to_read(seen))
 
         def put(values, start, number, new):
             place = jnp.arange(jnp.size(new), dtype=jnp.int32)
@@ -91,7 +97,7 @@ def _played(environment, teacher, turns, max_tokens, pad, key, target):
         tokens = put(tokens, behind, its, seen.tokens)
         mask = put(mask, count, mine, jnp.ones(said.shape, bool))
         state = jax.tree.map(lambda a, b: jnp.where(done, a, b), state, after)
-        total = total + jnp.where(done, 0.0, seen.reward)
+        total += jnp.where(done | (behind > max_tokens), 0.0, seen.reward)
         return (state, tokens, mask, behind + its, done | seen.done, total), None
 
     start = (
