@@ -61,8 +61,9 @@ def main(argv: list[str]) -> int:
         cost = prices(args.cost) if args.cost else None
         experiment = experiments.load_experiment(args.experiment)
         arms = experiments.arms(experiment)
-        path = args.experiment
-        name = path.parent.name if path.name == experiments.FILE else path.stem
+        path = args.experiment.resolve()
+        path = path.parent if path.name == experiments.FILE else path
+        name = path.stem if path.is_file() else path.name
         workdir = Path(args.workdir or Path("runs", "compare", name))
         # This imports jax, which takes seconds; wrong input is reported before.
         from curax.comparison import comparison

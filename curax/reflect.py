@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import checks, masked
-from curax.settings.config_types import Magnitude, Positive
+from curax.settings.config_types import Fraction, Magnitude, Positive
 from curax.types import BoolG, BoolY, Float, FloatG, FloatGY, FloatY, Int1, IntG
 
 Scores = Annotated[jax.Array, "[F] float"]  # of candidates
@@ -349,7 +349,7 @@ def drop(reward: FloatG, exists: BoolG, fit: BoolG) -> tuple[FloatG, BoolG]:
 
 @checks.contract()
 def floor(
-    reward: FloatG, exists: BoolG, fit: BoolG, *, margin: float | jax.Array
+    reward: FloatG, exists: BoolG, fit: BoolG, *, margin: Magnitude | jax.Array
 ) -> tuple[FloatG, BoolG]:
     """Completions with an unfit answer get less than any other of their group.
 
@@ -386,7 +386,7 @@ def percentile(
     null: Scores,
     state: Scalar,
     *,
-    flattest: float,
+    flattest: Fraction,
     hardest: float | jax.Array | None = None,
 ) -> tuple[Kept, Scalar]:
     """Keep the prompts with the largest spread, if they are not too hard.
@@ -431,8 +431,8 @@ def ema(
     null: Scores,
     state: Scalar,
     *,
-    ratio: float | jax.Array = 0.99,
-    factor: float | jax.Array = 0.5,
+    ratio: Fraction | jax.Array = 0.99,
+    factor: Magnitude | jax.Array = 0.5,
     hardest: float | jax.Array | None = None,
 ) -> tuple[Kept, Scalar]:
     """Keep the prompts whose spread is not far below what it was on average.
@@ -477,7 +477,7 @@ def null_test(
     null: Scores,
     state: Scalar,
     *,
-    level: float | jax.Array = 0.05,
+    level: Fraction | jax.Array = 0.05,
     hardest: float | jax.Array | None = None,
 ) -> tuple[Kept, Scalar]:
     """Keep the prompts with a token that stands out more than noise makes it.

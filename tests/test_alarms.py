@@ -112,7 +112,11 @@ def test_patience_steps_with_nothing_to_learn_in_a_row_are_a_collapse():
     # Of many seeds one is enough.
     seeds = alarms.Alarms(patience=3, drift_nats=1e-4)
     row = FINE | {"group/signal_fraction": np.array([0.5, 0.0])}
-    assert [set(seeds.check(row)) for _ in range(3)] == [set(), set(), {"collapse"}]
+    row |= {"group/failed_fraction": np.array([0.2, 0.0])}
+    row |= {"group/solved_fraction": np.array([0.2, 1.0])}
+    told = [seeds.check(row) for _ in range(3)]
+    assert list(map(set, told)) == [set(), set(), {"collapse"}]
+    assert "100% of the groups are solved by every" in told[2]["collapse"]  # of that
     assert set(alarms.SHORT) >= {"collapse", "drift", "nonfinite"}
 
 
@@ -239,10 +243,11 @@ def test_a_row_of_one_seed_keeps_a_number():
 
 
 def test_logits_that_are_not_finite_are_told():
-    row = {"step": 3, "rollout/tokens": 9, "policy/entropy_nats": float("nan")}
+    row = {"step": 3, "rollout/length_tokens": 9, "policy/entropy_nats": float("nan")}
     raised = alarms.Alarms(patience=3, drift_nats=1.0).check(row)
     assert raised["logits"].startswith("the logits of a draw were not finite at step 3")
-    for fine in ({"policy/entropy_nats": 0.5}, {"rollout/tokens": 0}):
+    nothing = {"rollout/length_tokens": float("nan"), "rollout/tokens": 9}  # so far
+    for fine in ({"policy/entropy_nats": 0.5}, nothing):
         assert alarms.Alarms(patience=3, drift_nats=1.0).check(row | fine) == {}
     skipped = row | {"update/nonfinite": 1, "loss/mean": float("nan")}
     assert [*alarms.Alarms(patience=3, drift_nats=1.0).check(skipped)] == ["nonfinite"]

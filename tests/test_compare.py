@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import time
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,10 +21,10 @@ import tiny_experiment
 import words
 from outputs import refusal
 
-from curax import compare
+from curax import advantage, compare, loss
 from curax.comparison import analysis, comparison, programs, runner
 from curax.comparison import experiment as experiments
-from curax.config import override
+from curax.config import ConfigError, override
 from curax.step import loops
 from curax.step.build import build
 
@@ -370,6 +372,59 @@ def test_trials_are_compared_where_all_their_runs_have_come():
     axis, place, rates = analysis.trial_rates([slow, fast], budgets)
     assert (axis, place) == ("tokens", 18)
     np.testing.assert_allclose(rates[0], 0.3)
+
+
+def test_a_trial_without_outcomes_is_never_taken():
+    """It has no rate, and diverged: the first NaN was the highest."""
+    assert analysis.best_of([0.3, math.nan, 0.4, 0.4]) == 2
+    assert analysis.best_of([math.nan, math.nan]) is None
+
+
+def test_functions_that_are_swept_or_tuned_have_the_same_names_in_every_process():
+    clipped = partial(loss.clipped_ratio, high=0.3)
+    values = {"advantage": (advantage.leave_one_out, "curax.advantage:raw")}
+    experiment = replace(
+        tiny_experiment.get_experiment(), sweep=values, tune={"loss": (clipped,)}
+    )
+    arms = experiments.arms(experiment)
+    named = [*arms, *experiments.trials(experiment, arms)]
+    texts = [json.dumps([x.label, x.name, x.settings]) for x in named]
+    texts.append(json.dumps(experiments.budget(experiment)))
+    assert not [text for text in texts if " at 0x" in text]
+    assert {arm.label for arm in named} >= {
+        "plain advantage=curax.advantage.leave_one_out",
+        "plain advantage=curax.advantage:raw",
+        "plain loss=curax.loss.clipped_ratio(high=0.3)",
+    }
+    nothing = {name: [[0.0]] for name in analysis.History._fields}
+    histories = {arm.name: nothing for arm in arms}
+    for entry in comparison.entries(experiment, arms, histories):
+        json.dumps(entry.own)
+
+
+def test_what_a_trained_token_costs_is_that_of_steps_in_which_some_train(monkeypatch):
+    """A step that trains none would cost the whole update for one."""
+    seconds = {"time/update_s": 2.0, "time/rollout_s": 1.0}
+
+    def staged(parts):
+        def advance(step, steps):
+            numbers = range(step, step + steps)
+            tokens = [
+                {"train/tokens": 100 * (i > 8), "rollout/tokens": 50} for i in numbers
+            ]
+            return step + steps, [seconds | some for some in tokens], None
+
+        return SimpleNamespace(advance=advance, begin=lambda warm: 0)
+
+    monkeypatch.setattr(runner.loops, "Staged", staged)
+    config = experiments.arms(tiny_experiment.get_experiment())[0].config
+    found = runner.measured_cost(replace(config, seeds=1), None)
+    assert (found["drawn_s"], found["trained_s"], found["steps"]) == (0.02, 0.02, 10)
+    monkeypatch.setattr(runner, "MOST", 0)
+    with pytest.raises(
+        ConfigError, match=r"^no token trained in 0 steps .* --cost 1:3"
+    ):
+        runner.measured_cost(replace(config, seeds=1), None)
 
 
 def test_where_an_end_of_what_was_tried_is_taken_it_is_said():

@@ -91,6 +91,12 @@ def test_held_out_problems_take_none_from_those_that_train():
     assert (made.num_prompts, made.num_held_out) == (10, 30)
 
 
+def test_what_is_all_held_out_leaves_nothing_to_train_on():
+    few = {"max_terms": 2, "max_digits": 1}
+    with pytest.raises(ValueError, match=r"^all \d+ problems to train on are among"):
+        task(options=few, size=3, num_held_out=2000)
+
+
 def test_the_command_of_the_page_trains_on_a_data_set(monkeypatch):
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "bring_your_model.md").read_text()

@@ -535,14 +535,14 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
     outcome = jnp.zeros(16).at[::4].set(jnp.nan).at[1::4].set(1.0)
 
     @jax.jit
-    def made(state):
+    def made(state, outcome):
         request = draw.next_request(drivers.Traced(), parts, state)
         rollouts = draw.draw(parts, state, request)
         graded = Graded.of(request, rollouts, outcome)
         drawn = draw.collect(parts, request, graded, None)
         return drawn, learn.learn(parts, state, drawn)
 
-    drawn, (_, (values, shown)) = made(state)
+    drawn, (_, (values, shown)) = made(state, outcome)
     np.testing.assert_allclose(drawn.memory.draws[drawn.prompts.id], 3.0)
     np.testing.assert_allclose(drawn.memory.solved[drawn.prompts.id], 1.0)
     assert values["outcome/missing"] == 4
@@ -550,6 +550,10 @@ def test_a_missing_outcome_is_neither_right_nor_wrong():
     assert np.isnan(shown.outcome[:, 0]).all()
     assert not shown.keep[:, 0].any()
     np.testing.assert_allclose(shown.credit[:, 1], 2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(values["group/pass_rate"], 1 / 3, rtol=1e-6)
+    # Groups without any outcome have no pass rate, in place of one of 0.
+    _, (_, (values, _)) = made(state, outcome.at[4:].set(jnp.nan))
+    np.testing.assert_allclose(values["group/pass_rate"], 1 / 3, rtol=1e-6)
 
 
 def test_a_chunk_runs_one_program_and_draws_nothing_to_throw_away():

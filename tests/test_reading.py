@@ -185,7 +185,9 @@ def test_a_single_value_has_no_interval():
 def test_stages_are_timed_by_their_metrics_and_sorted_by_cost():
     rows = [
         {"step": 1, "time/update_s": 1.0, "time/rollout_s": 2.0, "loss/mean": 9.0},
-        {"step": 2, "time/update_s": 4.0, "time/verify_all_s": 3.0},
+        # Of what overlaps others, seconds or a share of them, nothing is added.
+        {"step": 2, "time/update_s": 4.0, "time/verify_all_s": 3.0}
+        | {"time/verify_hidden_s": 7.0, "time/hidden_fraction": 0.9},
     ]
     times = reading.stage_seconds(rows)
     assert {stage: seconds.sum() for stage, (_, seconds) in times.items()} == {

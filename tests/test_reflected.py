@@ -774,12 +774,14 @@ def test_groups_that_show_nothing_do_not_train_where_the_step_itself_is_the_look
     def read(rollouts):
         wanted = references.references_of(built(), prompts)
         args = start(), contexts, rollouts, wanted
-        return references.score(built(), *args), references.score(
-            built(keep=keep), *args
-        )
+        every = built(), built(keep=keep), built(keep=partial(keep, flattest=0.7))
+        return [references.score(parts, *args) for parts in every]
 
-    (outcome, plain, _), (left, gated, _) = jax.device_get(read(rollouts))
+    found = jax.device_get(read(rollouts))
+    (outcome, plain, _), (left, gated, _), (_, few, _) = found
     assert plain.kept is None
+    # A share of those that were measured, three.
+    assert few.kept.sum() == 1
     # 2 has no reference, 3 has one thought; 4 said the same, and is flattest of 0, 1.
     flat = np.where(plain.certainty.spread.max(-1) > 0, 0, 1)
     assert gated.kept.sum() == 2

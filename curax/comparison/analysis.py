@@ -135,6 +135,11 @@ def trial_rates(
     return axis, places[axis][""], [float(rate) for rate in rates]
 
 
+def best_of(rates: Sequence[float]) -> int | None:
+    """Number of the highest rate, the first of equals; of a trial without one never."""
+    return None if np.isnan(rates).all() else int(np.nanargmax(rates))
+
+
 def ends_taken(tuned: Mapping[str, Any]) -> list[str]:
     """Settings of which tuning took the highest or lowest: beyond may be better."""
     found, trials = [], tuned["trials"]

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from curax import __version__
 from curax.comparison import analysis, figures, page, runner
-from curax.comparison.experiment import Arm, Experiment, setting_of, warm_key
+from curax.comparison.experiment import Arm, Experiment, by_name, setting_of, warm_key
 from curax.runs import folder, reading
 from curax.runs.progress import Progress
 from curax.runs.run import set_up_libraries
@@ -70,7 +70,7 @@ def entries(
             *(each[0].recipe, *each[0].swept),
             {a.condition: analysis.history_of(histories[a.name]) for a in each},
             {a.condition: warm_key(experiment, a) for a in each},
-            own={n: setting_of(each[0].config, n) for n in experiment.sweep},
+            own={n: by_name(setting_of(each[0].config, n)) for n in experiment.sweep},
         )
         for each in found.values()
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from curax.config import Config, ConfigError, load, override
-from curax.settings.config_paths import Place, describe, wrong_values
+from curax.settings.config_paths import Place, describe, full_name, wrong_values
 from curax.settings.config_types import Count, Magnitude, Natural, Share
 from curax.settings.groups import AXES
 from curax.settings.recipes import made_by
@@ -139,21 +139,34 @@ class Arm(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """Changed settings as JSON values; what is neither number nor text, as text."""
+        named = {name: by_name(value) for name, value in self.changed}
         return {
-            name: value if isinstance(value, str | int | float) else str(value)
-            for name, value in self.changed
+            n: x if isinstance(x, str | int | float) else str(x)
+            for n, x in named.items()
         }
 
     @property
     def label(self) -> str:
         """Recipe and changed values, as `grpo loss.high=0.3`."""
-        return " ".join([self.recipe, *(f"{name}={x}" for name, x in self.changed)])
+        changed = [f"{name}={by_name(value)}" for name, value in self.changed]
+        return " ".join([self.recipe, *changed])
 
     @property
     def name(self) -> str:
         """The label with the condition, as `grpo @ hard`: no other arm has it."""
         found = f"{self.label} @ {self.condition}" if self.condition else self.label
         return f"{found} (trial)" if self.trial else found
+
+
+def by_name(value: Any) -> Any:
+    """A value in which functions are texts, the same in every process."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(by_name, value))
+    if not callable(value):
+        return value
+    bound = getattr(value, "keywords", {})
+    options = ", ".join(f"{name}={by_name(x)}" for name, x in bound.items())
+    return f"{full_name(value)}({options})" if bound else full_name(value)
 
 
 def load_experiment(path: Path) -> Experiment:
@@ -339,8 +352,12 @@ def budget(experiment: Experiment) -> dict[str, Any]:
     found = {name: getattr(experiment, name) for name in names}
     if experiment.tune:
         found["tuning_seeds"] = experiment.tuning_seeds
-        found["tune"] = {name: repr(values) for name, values in experiment.tune.items()}
+        found["tune"] = {
+            name: repr(by_name(values)) for name, values in experiment.tune.items()
+        }
     return found | {
         "watched": list(experiment.watched),
-        "warm_start": {name: repr(x) for name, x in experiment.warm_start.items()},
+        "warm_start": {
+            name: repr(by_name(x)) for name, x in experiment.warm_start.items()
+        },
     }

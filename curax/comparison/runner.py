@@ -47,6 +47,7 @@ ABOUT, COST = "experiment.json", "cost.json"
 ARMS, WARM, RUNNING = "arms", "warm", "checkpoints"
 SAVE_S = 5.0  # seconds between two checkpoints of a warm start
 TIMED = 5  # steps that are timed, stage by stage
+MOST = 8  # times as many steps, where none trains a token
 
 
 def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
@@ -220,7 +221,11 @@ class Comparison:
             axis, place, rates = analysis.trial_rates(
                 histories, self._experiment.budgets
             )
-            best = int(np.argmax(rates))  # the first of equals
+            if (best := analysis.best_of(rates)) is None:
+                raise ConfigError(
+                    f"{name}: completions of all trials lack outcomes, so none can be "
+                    "taken; try other values in tune, or mend the verifier."
+                )
             tried = [
                 {"settings": trial.settings, "rate": rate}
                 for trial, rate in zip(own, rates, strict=True)
@@ -305,25 +310,38 @@ class Comparison:
 def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
     """Seconds of sampling per token drawn, and of updating per token trained.
 
-    Medians over `TIMED` steps behind one that compiles.
+    Medians over `TIMED` steps behind one that compiles, or up to `MOST` times as many
+    where in none a token trains; steps without a token do not count.
 
     Args:
         config: config of one seed.
         warm: its finished warm start.
+
+    Raises:
+        ConfigError: in none of them a token trains.
     """
     loop = loops.Staged(build(config))
     state, _, _ = loop.advance(loop.begin(warm), 1)
-    _, rows, _ = loop.advance(state, TIMED)
+    rows: list[dict[str, Any]] = []
+    trained = programs.COUNTED["trained"]
+    while not any(row[trained] for row in rows):
+        if len(rows) >= MOST * TIMED:
+            raise ConfigError(
+                f"no token trained in {len(rows)} steps of the baseline, so what one "
+                "costs cannot be measured; say it by --cost 1:3, for example."
+            )
+        state, more, _ = loop.advance(state, TIMED)
+        rows += more
 
     def each(stage: str, counted: str) -> float:
-        seconds = np.array([row[f"time/{stage}_s"] for row in rows])
-        return float(np.median(seconds / np.maximum([r[counted] for r in rows], 1)))
+        some = [row for row in rows if row[counted]]
+        return float(np.median([row[f"time/{stage}_s"] / row[counted] for row in some]))
 
     return {
         "drawn_s": each("rollout", programs.COUNTED["drawn"]),
-        "trained_s": each("update", programs.COUNTED["trained"]),
+        "trained_s": each("update", trained),
         "device": jax.devices()[0].device_kind,
-        "steps": TIMED,
+        "steps": len(rows),
     }
 
 

@@ -81,7 +81,7 @@ class Alarms:
                 f"{nonfinite_metric(row)} at step {step}: the update was skipped; "
                 f"after {self._patience} such steps in a row the run stops.",
             )
-        drew = _values(row, "rollout/tokens") > 0
+        drew = _values(row, "rollout/length_tokens") > 0
         wild = ~np.isfinite(_values(row, "policy/entropy_nats"))
         if np.any(drew & wild & ~bad):  # else the sentence on the update tells it
             yield (
@@ -100,14 +100,14 @@ class Alarms:
             yield (
                 "dead",
                 f"nothing to train on at step {step}, so no update: "
-                f"{no_signal_reason(row)}.",
+                f"{no_signal_reason(row, dead)}.",
             )
-        if np.any(self._dead >= self._patience):
+        if np.any(gone := self._dead >= self._patience):
             yield (
                 "collapse",
                 f"nothing to train on in {self._patience} steps in a row up to step "
-                f"{step}, so no updates: {no_signal_reason(row)}; if it was otherwise "
-                "before, the policy has collapsed: start anew with a lower "
+                f"{step}, so no updates: {no_signal_reason(row, gone)}; if it was "
+                "otherwise before, the policy has collapsed: start anew with a lower "
                 "optimizer.learning_rate.",
             )
         drift = _values(row, "sampler/drift_nats")
@@ -336,16 +336,24 @@ def nonfinite_metric(row: Row) -> str:
     return "the gradient of an epoch or mini-batch is not finite"
 
 
-def no_signal_reason(row: Row) -> str:
-    """Phrase that says why a step has no learning signal, with a fix."""
-    if np.all(_values(row, "outcome/missing") >= _values(row, "rollout/drawn", np.inf)):
+def no_signal_reason(row: Row, dead: np.ndarray) -> str:
+    """Phrase that says why a step has no learning signal, with a fix.
+
+    Args:
+        row: of the step.
+        dead: `[R]` bool, the seeds that have none.
+    """
+
+    def each(name: str, default: float = 0.0) -> np.ndarray:
+        return np.broadcast_to(_values(row, name, default), dead.shape)[dead]
+
+    if np.all(each("outcome/missing") >= each("rollout/drawn", np.inf)):
         return (
             "the verifier gave no outcome for any completion; look at the warnings "
             "that it logged"
         )
     failed, solved = (
-        float(np.mean(_values(row, f"group/{end}_fraction")))
-        for end in ("failed", "solved")
+        float(np.mean(each(f"group/{end}_fraction"))) for end in ("failed", "solved")
     )
     if failed + solved < 1:
         return (

@@ -445,7 +445,7 @@ def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray
     """
     times = {}
     names = {name for row in rows for name in row if name.startswith("time/")}
-    for name in sorted(names - _HIDDEN):
+    for name in sorted(name for name in names - _HIDDEN if name.endswith("_s")):
         steps, values = column(rows, name)
         if steps.size:
             stage = name.removeprefix("time/").removesuffix("_s").replace("_", " ")

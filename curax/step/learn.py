@@ -224,7 +224,9 @@ def group_metrics(
         "memory/pass_rate": metrics.mean(known, each),
         "group/draws": metrics.mean(count, each),
         "group/signal_fraction": metrics.mean(jnp.any(given.credit != 0, -1), each),
-        "group/pass_rate": metrics.mean(masked.mean(seen.outcome, seen.exists), each),
+        "group/pass_rate": metrics.mean(
+            masked.mean(seen.outcome, seen.exists), jnp.any(seen.exists, -1)
+        ),
         "group/advantage_energy": metrics.mean(
             advantage_energy(given.credit, seen.outcome, seen.exists) / per_prompt, each
         ),

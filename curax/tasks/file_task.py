@@ -312,7 +312,13 @@ def generated(
         longest=longest,
         on_error="raise",
     )
-    return without_overlap(read(training), read(testing), 0)
+    sides = read(training), read(testing)
+    if {*sides[0].digests} <= {*sides[1].digests}:
+        raise ValueError(
+            f"all {len(sides[0])} problems to train on are among the {len(sides[1])} "
+            "held out; set task.num_held_out lower, or task.size higher."
+        )
+    return without_overlap(*sides, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

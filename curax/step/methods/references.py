@@ -233,8 +233,10 @@ def score(
     if how.keep:
         null = candidates.null_chance(logp, exists, mask, clip_nats=how.clip_nats)
         spread = jnp.max(found.spread, -1, where=mask, initial=0.0)
-        # Nothing says how hard a prompt is here, and no state is kept.
-        looks = jnp.zeros_like(spread), spread, null, jnp.float32(jnp.nan)
+        # Nothing says how hard a prompt is here, but for those that nothing measured,
+        # and no state is kept.
+        hard = jnp.where(jnp.any(exists, -1), 0.0, jnp.nan)
+        looks = hard, spread, null, jnp.float32(jnp.nan)
         kept, _ = stages.several(parts.config, "reflection.keep", *looks)
         kept = kept & jnp.any(exists, -1)
         exists = exists & kept[:, None]
