@@ -3,6 +3,7 @@
 import math
 import re
 from functools import cache, partial
+from typing import Any
 
 import hlo
 import jax
@@ -195,6 +196,45 @@ def test_moments_and_reference_lie_like_the_parameters_and_the_rest_everywhere(
     everywhere = [got.memory.draws, got.step, optax.tree.get(got.opt_state, "count")]
     assert {tuple(s.spec) for s in everywhere} == {()}
     assert jax.tree.structure(got) == jax.tree.structure(shapes)
+
+
+OPTIMIZERS: dict[str, Any] = {  # and how many statistics have the shape of a matrix
+    "adafactor": (partial(optax.adafactor, 1e-3, min_dim_size_to_factor=2), 0),
+    "muon": (partial(optax.contrib.muon, 1e-3), 1),
+    "partition": (
+        lambda: optax.partition(
+            {"moved": optax.adam(1e-3), "rest": optax.sgd(1e-3)},
+            lambda tree: jax.tree.map(
+                lambda leaf: "moved" if leaf.ndim > 1 else "rest", tree
+            ),
+        ),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_statistics_lie_like_parameters_whatever_tree_they_are_of(name):
+    """A moment as its parameter; a row of one, which has no parameter's shape, not."""
+    make, moments = OPTIMIZERS[name]
+    tx = make()
+
+    def begin():
+        state = {"memory": memory.forget(7), "position": jnp.int32(0)}
+        numbers = {"step": jnp.int32(0), "seed": jnp.uint32(0)}
+        own = {"params": params(), "opt_state": tx.init(params()), "reference": None}
+        return TrainState(**own, **state, **numbers)
+
+    with mesh.use(cube()):
+        shapes = jax.eval_shape(begin)
+        got = mesh.of_state(cube(), MODEL.axes, shapes)
+        made = jax.jit(begin, out_shardings=got)()
+    cut = [
+        sum(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(tree))
+        for tree in (made.params, made.opt_state)
+    ]
+    assert cut[0] > 4
+    assert cut[1] == moments * cut[0]
 
 
 # ----- one device equals eight

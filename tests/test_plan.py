@@ -99,6 +99,7 @@ def test_groups_of_devices_are_read_however_they_are_written(groups, devices):
         ("v5p", "nothing is no shape of a slice; write for example"),
         ("v5p:4x4", "a slice of v5p has 3 axes, not 2; write"),
         ("v5e:0x2", "0x2 is no shape of a slice"),
+        ("cpu:99999", "99999 chips are more than a slice has; write for example"),
     ],
 )
 def test_a_slice_that_cannot_be_is_told_in_a_sentence(name, says):

@@ -29,6 +29,7 @@ class Chip:
     axes: int  # of a slice
 
 
+MOST = 16_384  # chips of a slice, more than any has
 CHIPS = {
     name: Chip(
         flops_per_s=tera_flops * 1e12,
@@ -94,7 +95,13 @@ def topology(name: str) -> Topology:
             f"--topology {name}: a slice of {kind} has {axes} axes, not {len(shape)}; "
             f"write for example --topology {example}."
         )
-    return Topology(name, kind, shape)
+    found = Topology(name, kind, shape)
+    if found.chips > MOST:
+        raise ConfigError(
+            f"--topology {name}: {found.chips} chips are more than a slice has; write "
+            f"for example --topology {example}."
+        )
+    return found
 
 
 def lies_on(shape: Sequence[int], place: Topology) -> bool:

@@ -1,6 +1,7 @@
 """A plan: whether a run fits a slice of chips, and what each of its programs takes."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,11 +173,11 @@ def words(mesh: dict[str, int]) -> str:
 def divisions(place: Topology) -> Iterator[Sizes]:
     """Yield all meshes over the chips of a slice that map onto it."""
     chips_of = place.chips
-    for data in range(1, chips_of + 1):
-        for fsdp in range(1, chips_of // data + 1):
-            shape = (data, fsdp, chips_of // (data * fsdp))
-            if math.prod(shape) == chips_of and chips.lies_on(shape, place):
-                yield Sizes(**dict(zip(AXES, shape, strict=True)))
+    parts = [n for n in range(1, chips_of + 1) if chips_of % n == 0]
+    for data, fsdp in itertools.product(parts, repeat=2):
+        shape = (data, fsdp, chips_of // (data * fsdp))
+        if math.prod(shape) == chips_of and chips.lies_on(shape, place):
+            yield Sizes(**dict(zip(AXES, shape, strict=True)))
 
 
 def ranked(

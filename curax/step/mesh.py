@@ -251,28 +251,30 @@ def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:
 
 
 def of_state(mesh: Mesh, axes: Any, state: Any, frozen_axes: Any = None) -> Any:
-    """Sharding of a train state: subtrees like params are sharded like params.
+    """Sharding of a train state: what is like a parameter is sharded like it.
 
     Args:
         mesh: of the run.
         axes: tree like params of logical axis names.
-        state: shapes; its field `params`, and every subtree of the same structure
-            (optimizer moments, reference), is sharded, and so is its field `frozen`;
-            the rest is copied everywhere.
+        state: shapes; its field `params`, and every leaf with the path and shape of a
+            parameter in whatever tree (optimizer moments, of some parameters too, or
+            the reference), is sharded, and so is its field `frozen`; the rest is copied
+            everywhere.
         frozen_axes: tree like the frozen parameters; None: there are none.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
-    structure = jax.tree.structure(state.params)
     params = of_params(mesh, axes, state.params)
+    shapes = jax.tree_util.tree_leaves_with_path(state.params)
+    known = {
+        (path, leaf.shape): where
+        for (path, leaf), where in zip(shapes, jax.tree.leaves(params), strict=True)
+    }
 
-    def is_like_params(node):
-        return jax.tree.structure(node) == structure
+    def like_parameter(path, leaf):
+        ends = ((path[n:], leaf.shape) for n in range(len(path)))
+        return next((known[end] for end in ends if end in known), everywhere)
 
-    result = jax.tree.map(
-        lambda node: params if is_like_params(node) else everywhere,
-        state,
-        is_leaf=is_like_params,
-    )
+    result = jax.tree_util.tree_map_with_path(like_parameter, state)
     if frozen_axes is None:
         return result
     frozen = of_params(mesh, frozen_axes, state.frozen)
