@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from curax.arrays import checks
 from curax.arrays import counts as whole
-from curax.settings.config_types import Count, Fraction, Magnitude, Natural, Positive
+from curax.settings.config_types import Fraction, Magnitude, Natural, Positive
 from curax.types import Counts, Difficulty, Plan
 
 
@@ -151,7 +151,7 @@ def gvm(
     least: int = 0,
     alpha: Magnitude | jax.Array = 1e-3,
     beta: Magnitude | jax.Array = 2.0,
-    unit: Count = 1,
+    unit: int = 1,
     exact: bool = False,
 ) -> Counts:
     """The allocation that minimises the gradient variance of log p, regularised.

@@ -61,7 +61,7 @@ def parsed(path: str | Path, kind: str) -> Name | None:
     found = _NAME.fullmatch(text)
     if found is None or Path(text).exists():
         return None
-    name = Name(found[1], found[2], found[3] or "")
+    name = Name(found[1], found[2], (found[3] or "").strip("/"))
     if kind == "model":
         return None if name.inside else name
     is_file = not name.inside and text.lower().endswith(DATA)
@@ -84,7 +84,7 @@ def pinned(path: str, kind: str, before: Any = None) -> str:
     if name is None or _COMMIT.fullmatch(name.revision or ""):
         return path
     old = _NAME.fullmatch(before) if isinstance(before, str) else None
-    if old and old[2] and name == (old[1], None, old[3] or ""):
+    if old and old[2] and name == (old[1], None, (old[3] or "").strip("/")):
         return str(before)
     with _package(name, kind) as hub:
         resolved = hub.HfApi().resolve_revision(

@@ -137,6 +137,11 @@ def test_each_failure_is_one_sentence_without_the_token(server, offline, monkeyp
         want[name] = f"{name}: there is no "
         said[name] = error(hub.data, name, "train")
         assert has in str(said[name])
+    assert hub.parsed("some/problems:/main/", "dataset") == (
+        "some/problems",
+        None,
+        "main",
+    )
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     want["x/y"] = f"x/y {here} the hub cannot be reached (ConnectError); try again "
     said["x/y"] = error(hub.pinned, "x/y", "model")

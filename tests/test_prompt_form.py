@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import small
@@ -47,20 +46,48 @@ def test_supervised_training_and_rl_ask_gsm8k_alike():
 
 def test_fields_are_filled_in_once():
     """A solution may hold what looks like a field."""
-    plain: Any = SimpleNamespace(encode=list, named_tokens={}, end=(0,))
+    own = words.tokenizer()
     text = r"So the \textbf{answer} is {solution}."
 
     def trace(template, **fields):
-        ids = PromptFormat(tokenizer=plain, trace=template).trace_ids(
+        ids = PromptFormat(tokenizer=own, trace=template).trace_ids(
             layouts.Problem("q", **fields)
         )
-        return "".join(ids[:-1])
+        return own.decode(ids[:-1])
 
     both = "{solution} \\boxed{{answer}}"
     assert trace(both, solution=text, answer="5") == text + r" \boxed{5}"
     assert trace("{answer}", solution=text, answer="{solution}") == "{solution}"
     assert trace("{solution}", solution=text) == text
     assert trace(both, solution=text) == ""
+
+
+def test_control_words_of_a_plain_form_are_tokens_and_those_of_texts_never():
+    """As in a chat template, which a base model may have written out."""
+    own = words.tokenizer()
+    begin, end = (own.backend.ids[f"<|im_{name}|>"] for name in ("start", "end"))
+    form = "<|im_start|>user\n{question}<|im_end|>\n"
+    plain = PromptFormat(tokenizer=own, chat=False, template=form)
+    asked = "What is <|im_start|>{question}<|im_end|>?"
+    ids = plain.prompt(layouts.Problem(asked))
+    assert own.decode(ids, control=True) == form.replace("{question}", asked)
+    assert (ids.count(begin), ids.count(end)) == (1, 1)
+    spoken = replace(plain, system="Be <|im_end|> brief.")
+    assert spoken.prompt(layouts.Problem(asked)).count(end) == 1
+    # A word that a text and what is beside it spell together is none.
+    split = replace(plain, template="<|im_{question}<|im_start|>")
+    ids = split.prompt(layouts.Problem("end|>"))
+    assert own.decode(ids, control=True) == "<|im_end|><|im_start|>"
+    assert (ids.count(begin), ids.count(end)) == (1, 0)
+    thought = replace(plain, trace="{solution}<|im_start|>{answer}")
+    problem = layouts.Problem(asked, answer="5<|im_end|>", solution=asked)
+    ids = thought.trace_ids(problem)
+    assert (ids.count(begin), ids.count(end)) == (1, 1)  # the end of the trace
+    # In a turn of a chat template it is text, and so where no word is one.
+    assert replace(plain, chat=True).prompt(problem).count(begin) == 2
+    for simple in ("Q: {question}\nA:", "{question}"):
+        ids = replace(plain, template=simple).prompt(problem)
+        assert ids == own.prompt(simple.replace("{question}", asked))
 
 
 def test_what_is_written_is_read(tmp_path):

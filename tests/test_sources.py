@@ -725,6 +725,65 @@ def test_what_a_layout_of_ones_own_raises_is_said_with_the_place(opened):
     )
 
 
+def test_what_is_no_problem_is_a_broken_record_with_its_place(opened):
+    """As what a layout raises, and as a text that the tokenizer refuses."""
+    said = raised(LayoutError, scan, opened, lambda record: None)
+    assert said.startswith(
+        f"{places(opened)[0]}: the layout failed (TypeError: it gives a NoneType, and "
+    )
+
+    first = next(record["question"] for _, record in opened.each())
+
+    def measure(problem):
+        if problem.question == first:
+            raise ValueError("it has a control token; remove it from the text.")
+        return 1
+
+    known = {"longest": 9, "on_error": "skip"}
+    found = sources.scan(opened, layouts.fields, measure, **known)
+    assert found.counts["broken"] > 0
+    assert first not in questions(found)
+    with pytest.raises(RecordError, match="it has a control token"):
+        sources.scan(opened, layouts.fields, measure, longest=9, on_error="raise")
+
+
+def test_numbers_of_parquet_are_those_that_were_written(tmp_path):
+    """Not with the noise of bits that a double has more; and no time ends a run."""
+    path = tmp_path / "a.parquet"
+    columns = {
+        "question": ["One?", "Two?"],
+        "answer": pa.array([1999.99, 0.1], pa.float32()),
+    }
+    columns["small"] = pa.array([0.1, None], pa.float16())
+    pq.write_table(pa.table(columns), path)
+    rows = [record for _, record in sources.open_records(path).each()]
+    assert [row["answer"] for row in rows] == [1999.99, 0.1]
+    assert [row["small"] for row in rows] == [0.1, None]
+    columns["far"] = pa.array([2**60, 0], pa.timestamp("us"))
+    pq.write_table(pa.table(columns), path)
+    with pytest.raises(RecordError, match=r"row 0: not text \(.*\); mend"):
+        scan(sources.open_records(path))
+    index = scan(sources.open_records(path), layouts.fields, on_error="skip")
+    assert questions(index) == ["Two?"]
+
+
+def lines_of(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_names_of_splits_are_told_in_any_case(tmp_path):
+    for name, rows in (("Train", ROWS[:2]), ("Test", ROWS[2:3])):
+        lines_of(tmp_path / f"{name}.jsonl", rows)
+    for split, count in (("train", 2), ("test", 1)):
+        assert len(sources.open_records(tmp_path, split=split)) == count
+
+
+def test_a_folder_with_the_page_of_another_library_is_told_in_a_sentence(tmp_path):
+    (tmp_path / "dataset_info.json").write_text('{"builder_name": "json"}')
+    lines_of(tmp_path / "train.jsonl", ROWS)
+    assert "is not of tensorflow-datasets (" in error_of(tmp_path)
+
+
 def test_a_file_that_breaks_under_the_scan_is_named(tmp_path):
     path = parquet(tmp_path / "a.parquet", ROWS)
     opened = sources.open_records(path)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,9 @@ class PromptFormat:
         tokenizer: of the checkpoint.
         chat: whether a prompt is a turn of the chat template; None: where there is one.
         system: the system turn; None: none, or what the template puts there.
-        template: the prompt or turn, with the question in place of `{question}`.
+        template: the prompt or turn, with the question in place of `{question}`. Words
+            that are control tokens are these in a prompt, and text in a turn; so they
+            are in `trace`, and never in what is filled in.
         thinking: the template's `enable_thinking`; None: the template decides.
         trace: the completion to imitate, with fields of the problem in place of
             `{solution}` and `{answer}`.
@@ -49,7 +50,13 @@ class PromptFormat:
 
     def prompt(self, problem: Problem) -> list[int]:
         """The ids of a problem's prompt, up to where the completion begins."""
-        return self.encode_turn(self._question(problem), system=self.system)
+        if self.uses_chat:
+            return self.encode_turn(self._question(problem), system=self.system)
+        fields = {"question": problem.question}
+        form = self.template
+        if self.system:
+            form, fields = "{system}\n\n" + form, {"system": self.system} | fields
+        return [*self.tokenizer.backend.prefix, *self.tokenizer.filled(form, fields)]
 
     def encode_turn(self, content: str, *, system: str | None) -> list[int]:
         """The ids of a user turn after a system turn; of plain text without a chat."""
@@ -114,23 +121,27 @@ class PromptFormat:
             turns = _messages(self._question(problem), self.system)
             return self.tokenizer.tail(turns, options=self._template_options)
         behind = self.template.rpartition("{question}")[2]
-        suffix = self.tokenizer.encode(behind, begins=False)
+        suffix = self.tokenizer.filled(behind, {}, begins=False)
         return text.common_suffix_length(self.prompt(problem), suffix)
 
     def trace_ids(self, problem: Problem) -> list[int]:
         """The ids of the trace and the end; empty where the problem lacks a field."""
-        trace = _filled(self.trace, problem)
-        return [] if trace is None else [*self.tokenizer.encode(trace), self.end]
+        fields = _fields(self.trace, problem)
+        if fields is None:
+            return []
+        return [*self.tokenizer.filled(self.trace, fields), self.end]
 
     def reference_ids(self, problem: Problem) -> list[int]:
         """The ids of the reference answer as it follows other text, and the end.
 
         Empty where there is none, or where the problem lacks a field of it.
         """
-        answer = None if self.reference is None else _filled(self.reference, problem)
-        if answer is None:
+        form = self.reference
+        fields = None if form is None else _fields(form, problem)
+        if form is None or fields is None:
             return []
-        return [*self.tokenizer.encode(answer, begins=False), self.end]
+        whole = text.put(form, fields)
+        return [*self.tokenizer.encode(whole, begins=False), self.end]
 
     def padded(
         self, rows: Sequence[Sequence[int]], width: int, *, left: bool = False
@@ -186,15 +197,15 @@ def _messages(content: str, system: str | None) -> list[dict[str, str]]:
     return [*messages, {"role": "user", "content": content}]
 
 
-def _filled(template: str, problem: Problem) -> str | None:
-    """A template with fields of the problem; None where the problem lacks one."""
-    values = {f"{{{x}}}": getattr(problem, x) for x in ("solution", "answer")}
-    if any(value is None and name in template for name, value in values.items()):
-        return None
-    # In one pass, for a solution may hold what looks like a field.
-    return re.sub(
-        "|".join(map(re.escape, values)), lambda found: values[found[0]], template
-    )
+def _fields(form: str, problem: Problem) -> dict[str, str] | None:
+    """The fields of the problem that a form names; None where the problem lacks one."""
+    fields = dict[str, str]()
+    for name in ("solution", "answer"):
+        if f"{{{name}}}" in form:
+            if (value := getattr(problem, name)) is None:
+                return None
+            fields[name] = value
+    return fields
 
 
 def padded_rows(

@@ -15,6 +15,7 @@ from curax.settings.errors import WorkError
 from curax.settings.packages import install
 
 Record = Mapping[str, Any]
+INFO = "dataset_info.json"  # in a folder of tensorflow-datasets
 _BOM = b"\xef\xbb\xbf"
 _BLOCK = 256  # rows of parquet that are decoded at once
 _LINE_BYTES = 2**26  # of a line of JSON; a longer one is broken
@@ -194,13 +195,23 @@ def _rows_of(path: Path) -> Iterator[Found]:
 
 
 def _rows(table: Any) -> list[Record | str]:
-    """The rows of a table; in place of those that are not UTF-8, why not."""
+    """The rows of a table; in place of those that Python cannot hold, why not.
+
+    As those that are not UTF-8, or whose time is none. A number of less than 64 bits is
+    its shortest decimal, and not that with the noise of its last bit.
+    """
     try:
-        return table.to_pylist()
-    except UnicodeDecodeError as error:
+        rows = table.to_pylist()
+    except (ValueError, OverflowError, LookupError) as error:
         if len(table) == 1:
-            return [str(error)]
+            return [str(error).partition("\n")[0]]
         return [row for i in range(len(table)) for row in _rows(table.slice(i, 1))]
+    narrow = {"float": np.float32, "halffloat": np.float16}
+    for field in table.schema:
+        for row in rows if str(field.type) in narrow else ():
+            if (value := row[field.name]) is not None:
+                row[field.name] = float(str(narrow[str(field.type)](value)))
+    return rows
 
 
 @contextlib.contextmanager
@@ -235,7 +246,13 @@ def prepared(folder: Path, split: str) -> Records:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise _not_installed("tensorflow-datasets", "tfds", folder) from error
-    builder: Any = tfds.builder_from_directory(str(folder))
+    try:
+        builder: Any = tfds.builder_from_directory(str(folder))
+    except Exception as error:  # of protocol buffers, as Hugging Face's own
+        raise SourceError(
+            f"{folder / INFO} is not of tensorflow-datasets ({type(error).__name__}); "
+            "name the .jsonl or .parquet beside it."
+        ) from error
     known, splits = builder.info.file_format, builder.info.splits
     # Its parquet files are written with rows missing; the rest needs tensorflow.
     if known is None or known.value != "array_record":
@@ -267,8 +284,12 @@ def _in_python(value: Any) -> Any:
     """A value of tensorflow-datasets with text and lists for bytes and arrays."""
     if isinstance(value, dict):
         return {key: _in_python(inner) for key, inner in value.items()}
+    if isinstance(value, np.floating) and value.itemsize < 8:
+        return float(str(value))
+    if isinstance(value, np.ndarray) and value.ndim:
+        return [_in_python(inner) for inner in value]
     if isinstance(value, np.ndarray | np.generic):
-        return _in_python(value.tolist())
+        return _in_python(value.item())
     if isinstance(value, list | tuple):
         return [_in_python(inner) for inner in value]
     return value.decode() if isinstance(value, bytes) else value

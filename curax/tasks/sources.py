@@ -21,6 +21,7 @@ from curax.settings import machine
 from curax.tasks import layouts
 from curax.tasks.layouts import Layout, LayoutError, Problem
 from curax.tasks.records import (
+    INFO,
     Record,
     RecordError,
     Records,
@@ -62,7 +63,7 @@ def open_records(path: str | Path, *, split: str = "train") -> Records:
     """
     path = hub.data(path, split)
     try:
-        if (path / "dataset_info.json").is_file():
+        if (path / INFO).is_file():
             return prepared(path, split)
         files = _files(path, split)
         read = parquet if files[0].suffix.lower() == ".parquet" else json_lines
@@ -112,7 +113,7 @@ def _of_split(folder: Path, split: str) -> list[Path]:
             f"{folder} holds files of .jsonl and .parquet; name those of one kind, as "
             f"{folder / '*.jsonl'}."
         )
-    parts = {file: re.split("[-_.]", file.name)[0] for file in files}
+    parts = {file: re.split("[-_.]", file.name.lower())[0] for file in files}
     if not _SPLITS & {*parts.values()}:
         return files
     chosen = [file for file in files if parts[file] == split]
@@ -236,19 +237,24 @@ def scan(
         counts["read"] += 1
         progress(counts["read"], total)
         problem = _problem(place, record, layout)
-        if isinstance(problem, RecordError | LayoutError):
+        length, key = 0, b""
+        if isinstance(problem, Problem) and not broken:
+            key = digest(problem.question)
+            if key in seen:
+                counts["duplicate"] += 1
+                continue
+            seen.add(key)
+            try:
+                length = measure(problem)
+            except ValueError as error:  # a text that the tokenizer refuses
+                problem = RecordError(f"{place}: {error}")
+        if not isinstance(problem, Problem):
             counts["broken"] += 1
             if on_error != "skip" and len(broken) < _NAMED:
                 broken.append(problem)
             continue
         if broken:  # nothing else will be told
             continue
-        key = digest(problem.question)
-        if key in seen:
-            counts["duplicate"] += 1
-            continue
-        seen.add(key)
-        length = measure(problem)
         if length > longest:
             counts["too_long"] += 1
             continue
@@ -274,7 +280,10 @@ def _problem(
     if isinstance(record, RecordError):
         return record
     try:
-        return layout(record)
+        found = layout(record)
+        if isinstance(found, Problem) and isinstance(found.question, str):
+            return found
+        raise TypeError(f"it gives a {type(found).__name__}, and must give a Problem")
     except LayoutError as error:
         return LayoutError(f"{place}: {error}")
     except Exception as error:  # of a user's layout

@@ -5,14 +5,16 @@
 Vocabulary, chat template and the tokens that end a completion are the checkpoint's.
 One rule is stricter: text never becomes a control token. A prompt that contains
 `<|im_end|>` is encoded as ordinary tokens which spell it, and only the chat template
-makes control tokens. To that end such a word is cut after its first character by a
-mark, a character that the text does not contain, and its parts are encoded apart.
+makes control tokens, or a form of the task that is no turn of one. To that end such a
+word is cut after its first character by a mark, a character that the text does not
+contain, and its parts are encoded apart.
 
 A control token is any token that was added to the vocabulary (`<think>` is one), but
 for single characters and runs of spaces, by which some tokenizers write text.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -92,6 +94,32 @@ class Tokenizer:
         (mark,) = _marks([text], 1)
         return self._ids("" if begins else mark, self._cut(text, mark), mark=mark)
 
+    def filled(
+        self, form: str, fields: Mapping[str, str], *, begins: bool = True
+    ) -> list[int]:
+        """The ids of a form with a text in place of each `{name}`, filled in once.
+
+        As in a chat template, control words of the form are control tokens, and texts
+        have none. A form without such words gives what `encode` of the whole gives.
+
+        Args:
+            form: of the prompt or the trace; its author knows the tokenizer.
+            fields: texts by name.
+            begins: as of `encode`.
+
+        Raises:
+            ValueError: as `encode`.
+        """
+        (mark,) = _marks([form, *fields.values()], 1)
+        words = [*self.backend.find_control(form)]
+        if not words:
+            return self.encode(put(form, fields), begins=begins)
+        cut = {name: self._cut(text, mark) for name, text in fields.items()}
+        if len([*self.backend.find_control(put(form, cut))]) > len(words):
+            # One word more, of a text and what is beside it: there it is cut, too.
+            cut = {name: f"{mark}{text}{mark}" for name, text in cut.items()}
+        return self._ids("" if begins else mark, put(form, cut), mark=mark)
+
     def control(self, text: str) -> list[int]:
         """The ids of text that follows other text, control words as control tokens."""
         return self.backend.encode(text, begins=False)
@@ -126,8 +154,8 @@ class Tokenizer:
         Args:
             messages: `role` and `content` of each, and other fields of the template.
             options: variables of the template, `enable_thinking` for example, as JSON.
-                A template may read the clock; most such read `date_string` instead if
-                it is given.
+                To one that reads the clock it is always the same day, but most such
+                read `date_string` instead if it is given.
 
         Raises:
             ValueError: there is no template, it fails, or takes too much time or
@@ -386,6 +414,14 @@ def _as_json(options: Mapping[str, Any]) -> str:
         raise ValueError(
             f"options: {error}; give the template what JSON can hold."
         ) from None
+
+
+def put(form: str, fields: Mapping[str, str]) -> str:
+    """The form with fields in place of their names, in one pass: they may have some."""
+    if not fields:
+        return form
+    names = "|".join(re.escape(f"{{{name}}}") for name in fields)
+    return re.sub(names, lambda found: fields[found[0][1:-1]], form)
 
 
 def _marks(texts: Iterable[str], count: int) -> list[str]:
