@@ -215,6 +215,9 @@ def test_the_config_names_them_or_has_functions_of_its_own(tmp_path):
     for wrong in ('["wand"]', '["wandb", "wandb"]'):
         with pytest.raises(ConfigError, match="name"):
             override(config, [f"logging.dashboards={wrong}"])
+    twice = ("wandb", partial(dashboards.wandb, project="b"))
+    with pytest.raises(ConfigError, match="names wandb twice; name it once"):
+        override(config, {"logging.dashboards": twice})
     own = override(config, {"logging.dashboards": (mine,)})
     folder.make(tmp_path, own)
     folder.check(tmp_path, config, resume=True)  # a resumed run may have others

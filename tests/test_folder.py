@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -190,6 +191,21 @@ def test_rows_for_which_there_is_no_room_are_not_written_at_all(tmp_path):
     file.write(FOUR[2:])
     file.close()
     assert lines(path) == FOUR
+
+
+def test_a_disk_that_is_full_only_when_it_is_asked_is_told_in_a_sentence(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "rows.jsonl"
+    file = appended(path, upto=-1)
+
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    said = message(NotWrittenError, file.sync)
+    file.close()
+    assert said == f"{path} cannot be written (No space left on device)"
 
 
 def test_json_gets_plain_values_and_null_for_what_is_not_finite(tmp_path):

@@ -305,6 +305,12 @@ REFUSED = {
 }
 
 
+def test_an_address_that_nobody_can_ask_costs_outcomes_and_not_the_run():
+    grader = partial(graders.http, url="http://10.0.0.256:9/", retries=0)
+    said = graded(grader, numbered(2))
+    assert said == ["error: Invalid IPv4 address: '10.0.0.256'"] * 2
+
+
 @pytest.mark.parametrize("wrong", REFUSED)
 def test_a_wrong_option_is_refused_in_a_sentence_when_the_task_is_built(wrong):
     grader = partial(graders.http, **{"url": "http://x"} | REFUSED[wrong])

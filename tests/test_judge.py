@@ -72,10 +72,11 @@ def test_the_verdict_is_the_last_line_of_the_judge_or_it_is_missing(content):
 )
 def test_what_is_no_whole_verdict_is_missing(said, why):
     with serve(said) as server:
-        url = f"{server.url}/v1/chat/completions"
-        (got,) = graded(partial(graders.judge, url=url, model="m"), numbered(1))
-    assert got.startswith(f"error: {why}")
-    assert server.paths == ["/v1/chat/completions"]
+        urls = [f"{server.url}/v1{place}?v=1" for place in ("/chat/completions", "")]
+        for url in urls:
+            (got,) = graded(partial(graders.judge, url=url, model="m"), numbered(1))
+            assert got.startswith(f"error: {why}")
+    assert server.paths == ["/v1/chat/completions?v=1"] * 2
 
 
 def test_a_completion_stays_between_its_marks_whatever_is_in_it():

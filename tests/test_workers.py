@@ -682,6 +682,23 @@ def test_a_grader_of_a_config_file_is_found(own):
         Workers(own.plain).start()
 
 
+def test_a_grader_of_a_module_stays_what_it_was_when_it_was_named(
+    tmp_path, monkeypatch
+):
+    """Or one batch would be graded by both, where a worker is replaced."""
+    path = tmp_path / "curax_mine.py"
+    path.write_text("def within(question, completion, answer):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("curax_mine")
+    monkeypatch.setitem(sys.modules, "curax_mine", mine)
+    with Workers(mine.within, count=1) as some:
+        assert some.grade([("", "a", "a")]) == [1.0]
+        for changed in ("def within(*_):\n    return 0.0\n", "def within(:"):
+            path.write_text(changed)
+            some.close()
+            assert some.grade([("", "a", "a")]) == [1.0]
+
+
 def test_its_options_may_be_functions_of_the_file(own):
     with Workers(partial(own.scaled, by=own.half), count=1) as some:
         assert some.grade([("", "a", "a"), ("", "a", "b")]) == [0.25, "none"]

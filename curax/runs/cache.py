@@ -40,12 +40,12 @@ def kept_sets(loop: Loop) -> str | None:
         few = max(1, int(limit / taken * one.shape[0] / 2))
         raise ConfigError(
             f"sampling.replay_support=True notes {token:,} bytes of each token, "
-            f"{taken / GIB:.2g} GiB of a device that has {limit / GIB:.2g}; set "
+            f"{gib(taken)} GiB of a device that has {gib(limit)}; set "
             f"sampling.top_k={few}, of which it notes ids alone, or "
             "sampling.replay_support to False."
         )
     return (
-        f"Kept sets: {words(taken)} of {limit / GIB:.2g} GiB of a device, {token:,} "
+        f"Kept sets: {words(taken)} of {gib(limit)} GiB of a device, {token:,} "
         "bytes of each token."
     )
 
@@ -61,7 +61,8 @@ def line(loop: Loop) -> str | None:
     if not taken:
         return None
     sizes = loop.parts.config.sampling
-    whole = f"{sizes.cache_gib or memory_of_device() / GIB:.2g} GiB of a device"
+    limit = sizes.cache_gib * GIB if sizes.cache_gib else memory_of_device()
+    whole = f"{gib(limit)} GiB of a device"
     slots = f"{found.slots} slots"
     if sizes.cache_gib:
         whole += " that sampling.cache_gib allows"
@@ -78,7 +79,13 @@ def line(loop: Loop) -> str | None:
 def words(taken: float) -> str:
     """Bytes in front of a number of GiB: with a unit of their own where few."""
     small = taken < 0.1 * GIB
-    return f"{taken / MIB:.2g} MiB" if small else f"{taken / GIB:.2g}"
+    return f"{taken / MIB:.2g} MiB" if small else gib(taken)
+
+
+def gib(taken: float) -> str:
+    """Bytes as a number of GiB, to two digits, and whole from 100 on."""
+    number = taken / GIB
+    return f"{number:.2g}" if number < 99.5 else f"{number:,.0f}"
 
 
 def memory_of_device() -> int:

@@ -26,7 +26,7 @@ from curax.config import ConfigError
 from curax.runs.reading import overall_mean
 from curax.settings import files
 from curax.settings.cli import write_whole
-from curax.settings.config_paths import unbound
+from curax.settings.config_paths import full_name
 from curax.settings.config_types import Function
 from curax.settings.declared import declared, declares
 from curax.settings.packages import missing
@@ -258,7 +258,7 @@ NAMED: Mapping[str, Callable[..., Dashboard]] = {
 def functions(named: Iterable[str | Function]) -> dict[str, Function]:
     """The functions of `logging.dashboards` by their names."""
     found = (NAMED[one] if isinstance(one, str) else one for one in named)
-    return {unbound(one).__name__: one for one in found}
+    return {full_name(one).rpartition(".")[2]: one for one in found}
 
 
 def check(named: Iterable[str | Function]) -> None:

@@ -91,8 +91,13 @@ class Appended:
         check_there(self._path, os.fstat(self._file.fileno()))
 
     def sync(self) -> None:
-        """Flush all rows to the disk (fsync)."""
-        os.fsync(self._file.fileno())
+        """Flush all rows to the disk (fsync).
+
+        Raises:
+            NotWrittenError: the disk has no room for them, as some say only now.
+        """
+        with write_errors(self._path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file.

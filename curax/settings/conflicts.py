@@ -120,13 +120,16 @@ def _run(config: Fields) -> Table:
 
 def _dashboards(how: Logging) -> Table:
     """Of dashboards that are unknown, or named twice."""
-    named = [one for one in how.dashboards if isinstance(one, str)]
+    named = [
+        one if isinstance(one, str) else full_name(one).rpartition(".")[2]
+        for one in how.dashboards
+    ]
     return [
         row
         for one in named
         for row in (
             (
-                one not in DASHBOARDS,
+                one in how.dashboards and one not in DASHBOARDS,
                 f"logging.dashboards names {one!r}; there are "
                 f"{', '.join(DASHBOARDS)}, so name for example "
                 f"{difflib.get_close_matches(one, DASHBOARDS, 1, cutoff=0)[0]}.",

@@ -163,7 +163,11 @@ class Client:
             async def one_after_the_other() -> None:
                 for n, body in rest:
                     content = json.dumps(body).encode() if method == "POST" else None
-                    request = client.build_request(method, url, content=content)
+                    try:
+                        request = client.build_request(method, url, content=content)
+                    except (httpx.InvalidURL, ValueError) as error:
+                        found[n] = MissingError(f"error: {error}")
+                        continue
                     try:
                         found[n] = await self._reply(client, request)
                     except MissingError as missing:

@@ -80,8 +80,9 @@ def _pool(
         said = {"role": "user", "content": text}
         return {"model": model, "messages": [said]} | settings
 
-    if not url.partition("?")[0].endswith(PLACE):
-        url = url.rstrip("/") + PLACE
+    place, mark, query = url.partition("?")
+    if not place.endswith(PLACE):
+        url = f"{place.rstrip('/')}{PLACE}{mark}{query}"
     return Requests("graders.judge", body, _verdict, url=url, **options)
 
 

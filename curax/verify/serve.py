@@ -7,7 +7,7 @@ import base64
 import contextlib
 import ctypes
 import functools
-import importlib
+import importlib.util
 import inspect
 import itertools
 import json
@@ -163,7 +163,7 @@ def _imported_function(source: Source) -> Callable[..., Any]:
 def _imported(source: Source) -> types.ModuleType:
     if source.module is not None:
         try:
-            return importlib.import_module(source.module)
+            return _as_it_was(source.module, source)
         except ModuleNotFoundError as error:
             if not (source.path and f"{source.module}.".startswith(f"{error.name}.")):
                 raise
@@ -172,6 +172,18 @@ def _imported(source: Source) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__file__ = source.path
     sys.modules[source.called] = sys.modules[name] = module
+    exec(compile(source.code, source.path, "exec"), module.__dict__)
+    return module
+
+
+def _as_it_was(name: str, source: Source) -> types.ModuleType:
+    """The module of a source by its name, with its content of then."""
+    path = Path(source.path)
+    if not (source.path and path.is_file()) or path.read_bytes() == source.code:
+        return importlib.import_module(name)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     exec(compile(source.code, source.path, "exec"), module.__dict__)
     return module
 
