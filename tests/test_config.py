@@ -900,11 +900,3 @@ def test_an_estimator_that_counts_right_ones_by_rewards_needs_outcomes_there():
     )
     cf.override(cf.load(RECIPES / "dapo.py"), words[:2])
     cf.override(cf.load("guarded"), words)
-
-
-def test_what_holds_others_is_set_first_whatever_the_order():
-    words = ["loss.high=0.35", "loss=loss.gspo"]
-    for order in (words, words[::-1]):
-        found = cf.override(cf.load("grpo"), order).loss
-        assert config_paths.full_name(found) == "curax.loss.gspo"
-        assert config_paths.option(found, "high") == 0.35

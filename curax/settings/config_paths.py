@@ -301,8 +301,7 @@ def assign(
         alias = aliases.get(".".join(parts[-2:])) or aliases.get(last)
         return _Edit(f"{name}={value}", readings, files, alias)
 
-    # What holds others first, whatever the order, or it would discard what was set.
-    for name in sorted(assignments, key=lambda x: x.partition("=")[0].count(".")):
+    for name in assignments:
         if isinstance(assignments, Mapping):
             value = assignments[name]
             this = edit(name, value, [value])
