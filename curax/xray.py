@@ -189,7 +189,7 @@ def gradients(args: Namespace) -> None:
     Raises:
         ConfigError: the policy cannot be read, or has no gradients of a pass rate.
     """
-    from curax.runs import policies, run
+    from curax.runs import folder, policies, run
     from curax.step import build
     from curax.theory import gradients as measured
     from curax.theory import law_residual, probe
@@ -203,8 +203,9 @@ def gradients(args: Namespace) -> None:
         config = override(policies.run_config(path), args.assignments)
         name = path.resolve().name
         check(config)
-        step, asks = args.step or "latest", "another run"
-        loop, state = policies.load_state(path, config, step=step, asks=asks)
+        loop, state = policies.load_state(path, config, step=args.step or "latest")
+        task, other = loop.parts.task, "another run"
+        folder.check_questions(path, task, of=str(path), other=other)
     else:
         if args.step:
             raise ConfigError(

@@ -20,7 +20,7 @@ from curax.evaluation import questions
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
-from curax.runs import checkpoint, policies
+from curax.runs import checkpoint, folder, policies
 from curax.runs.policies import Policy
 from curax.settings import errors, functions
 from curax.settings.config_paths import describe, options, unbound
@@ -36,7 +36,6 @@ from curax.verify.workers import pool
 FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
 # Options that apply only to files of problems.
 FILE_OPTIONS = (*FORM, "layout", "on_error", "grader", "max_prompt_tokens")
-DATA = "files with --data"
 READING = ("layout", "on_error")  # those that apply only to files of --data
 
 
@@ -87,7 +86,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
     with errors.config_errors():
         if config and not args.data and unbound(config.task) is not file_task.task:
             _check_no_file_options(FILE_OPTIONS, args)
-            policy = policies.load_run(path, config, step=step, asks=DATA)
+            policy = policies.load_run(path, config, step=step)
             assert policy.task
             name = f"held out by {path}"
             sets: dict[str, Questions] = {
@@ -98,8 +97,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
             form = _prompt_form(path, config, args)
             sets, grading = _file_questions(config, form, args, opened)
             if config:
-                own = None if args.data else DATA
-                policy = policies.load_run(path, config, step=step, asks=own)
+                policy = policies.load_run(path, config, step=step)
             else:
                 axes = zip(meshes.AXES, args.mesh or (1, 1, 1), strict=True)
                 policy = policies.load_checkpoint(
@@ -108,6 +106,9 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
                     sizes=Sizes(**dict(axes)),
                     dtype=args.dtype,
                 )
+    if policy.task and not args.data:
+        other = "files with --data"
+        folder.check_questions(path, policy.task, of=str(path), other=other)
     with policy.context():
         wrong = policies.nonfinite(policy.params)
     if wrong:

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import re
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,12 +179,6 @@ def _parse_line(line: bytes) -> tuple[str, np.ndarray]:
     if row["solved"] > row["draws"]:
         raise ValueError(f"{shown('solved')} must be at most {shown('draws')}")
     return key, np.array([row[name] for name in SUMS], np.float64)
-
-
-def fingerprint(loaded: LoadedMemory) -> int:
-    """Checksum of a loaded memory, which all processes of a run begin with."""
-    leaves = jax.tree.leaves(loaded.memory)
-    return zlib.crc32(b"".join(np.asarray(leaf).tobytes() for leaf in leaves))
 
 
 def with_memory(state: TrainState, memory: PromptMemory) -> TrainState:

@@ -109,22 +109,18 @@ def run_config(
     return override(config, changes) if changes else config
 
 
-def load_run(
-    path: Path, config: Config, *, step: str = "latest", asks: str | None = None
-) -> Policy:
+def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
     """The policy of a run at a checkpoint.
 
     Args:
         path: run folder; it is only read, so the run may still be training.
         config: config of the run, from `run_config`.
         step: `latest`, `best` or a number.
-        asks: what to name instead, where the run's own questions are asked and its
-            files have others by now; None: others are asked.
 
     Raises:
-        ConfigError: there is no such checkpoint, or it is damaged; or as `asks`.
+        ConfigError: there is no such checkpoint, or it is damaged.
     """
-    states, state = load_state(path, config, step=step, asks=asks)
+    states, state = load_state(path, config, step=step)
     return Policy(
         model=states.parts.model,
         params=frozen.join(state.params, state.frozen),
@@ -136,9 +132,12 @@ def load_run(
 
 
 def load_state(
-    path: Path, config: Config, *, step: str = "latest", asks: str | None
+    path: Path, config: Config, *, step: str = "latest"
 ) -> tuple[States, TrainState]:
-    """The states of a run, and its whole train state at a checkpoint; as `load_run`."""
+    """The states of a run, and its whole train state at a checkpoint; as `load_run`.
+
+    Its files may have other questions by now, which `folder.check_questions` tells.
+    """
     if config.seeds > 1:
         raise ConfigError(
             f"{path} holds {config.seeds} policies side by side, of as many seeds; "
@@ -150,8 +149,6 @@ def load_state(
     build.check_weights(config, resumed=True)
     # The difficulty memory is as long as the files were.
     states = states_of(config, reading.read_json(path / folder.QUESTIONS))
-    if asks:
-        folder.check_questions(path, states.parts.task, of=str(path), other=asks)
     try:
         with states.context():
             like = states.abstract, states.sharding, states.whole

@@ -145,7 +145,8 @@ def prepared(
     loaded = load_memory(loop.parts) if since is None else None
     task = loop.parts.task
     peers.same("the problems in the files of the task", task.fingerprint)
-    peers.same("the file of memory.load", loaded and memory_io.fingerprint(loaded))
+    mark = loaded and checkpoint.fingerprint(loaded.memory)
+    peers.same("the file of memory.load", mark)
     peers.on_first(dashboards.check, config.logging.dashboards)
     return loop, loaded
 
