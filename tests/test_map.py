@@ -245,12 +245,14 @@ def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
 
 
 @pytest.mark.long
-def test_the_page_of_text_has_the_tables_that_the_results_give():
-    text, tables = page("experiments/text/README.md", whole=True), in_text.tables()
+@pytest.mark.parametrize("folder", in_text.PAGES)
+def test_pages_of_text_have_the_tables_that_the_results_give(folder):
+    text = page(f"experiments/{folder}/README.md", whole=True)
+    tables = in_text.tables(folder)
     said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
     chains = page("experiments/factorial/README.md", whole=True)
     assert [gap for gap in said if gap not in "".join([*tables, chains])] == []
-    assert f"all {len(in_text.differences())} gaps and effects" in " ".join(
+    assert f"all {len(in_text.differences(folder))} gaps and effects" in " ".join(
         text.split()
     )
     assert in_small.renewed(text, tables, in_text.BEGIN) == text

@@ -1,14 +1,15 @@
-"""Tables of the arms on text, in their page, and the order of arms beside chains.
+"""Tables of the arms on text, in their two pages, and the order of arms elsewhere.
 
 Command:  python -m experiments.text.show
 
 Of every seed, where each run has drawn as many tokens. Gaps are of the same seed, of
 means, and so are effects, as those of `experiments.factorial.show`; all their
 t-intervals are widened by Holm's procedure over the page. A rank correlation is of
-means of arms, text beside chains; its interval resamples the seeds of both sides.
+means of arms, beside those on chains or of the other page; its interval resamples the
+seeds of both sides.
 """
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from scipy import stats
 
 from curax.comparison import analysis, runner, statistics
 from curax.comparison.experiment import Arm, arms, trials
+from curax.runs.reading import count_text
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments import in_small
@@ -24,28 +26,43 @@ from experiments.factorial import show as chains
 from experiments.factorial.run import ARMS, EFFECTS
 from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
-from experiments.text.experiment import REGIMES, get_experiment
+from experiments.text import experiment as short
+from experiments.text_long import experiment as long
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"  # --workdir of the comparison, whose arms are kept
+EXPERIMENTS = Path(__file__).parents[1]
+# By the folder of a page, whose `results` is --workdir of the comparison.
+PAGES = {"text": short.get_experiment, "text_long": long.get_experiment}
 BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
 RATE = "optimizer.learning_rate"
-LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
+# Whose order is beside that of a regime: of chains, and of text where it stands alone.
+LIKE = {
+    "sparse": ("sparse",),
+    "mixed": ("sparse", "bimodal"),
+    "solved": ("bimodal",),
+    "base": ("mixed",),
+}
+PLACES = (1 / 16, 1 / 4, 1 / 2, 1)  # shares of the tokens
 RESAMPLES = 2000
 BEGIN = "<!-- tables: python -m experiments.text.show -->"
 
 
 @cache
-def experiment() -> tuple[Any, list[Arm], list[Arm], dict[str, Any]]:
-    """The experiment, its arms, their trials, and the histories of what has run."""
-    made = get_experiment()
-    own = arms(made)
-    return made, own, trials(made, own), runner.finished(RESULTS)
+def page_of(page: str) -> tuple[Any, list[Arm], dict[str, Any]]:
+    """The experiment of a page, its trials, and the histories of what has run."""
+    made = PAGES[page]()
+    found = runner.finished(EXPERIMENTS / page / "results")
+    return made, trials(made, arms(made)), found
+
+
+def experiment(regime: str) -> tuple[Any, list[Arm], dict[str, Any]]:
+    """`page_of` the page that tells of a regime."""
+    (page,) = (page for page in PAGES if regime in page_of(page)[0].conditions)
+    return page_of(page)
 
 
 def of_arm(name: str, regime: str, what: str, share: float = 1) -> np.ndarray:
     """`[R]` values of an arm where each run has drawn a share of the tokens."""
-    made, _, _, found = experiment()
+    made, _, found = experiment(regime)
     own = found[f"{name} @ {regime}"]
     if what in made.watched:
         values = np.array(own["watched"][what], float)
@@ -57,30 +74,30 @@ def of_arm(name: str, regime: str, what: str, share: float = 1) -> np.ndarray:
 
 def rates(regime: str) -> dict[str, np.ndarray]:
     """`[R]` held-out pass rates of each arm that has run; none before all eight."""
-    made, _, _, found = experiment()
+    made, _, found = experiment(regime)
     names = [name for name in made.recipes if f"{name} @ {regime}" in found]
     there = names if set(ARMS) <= set(names) else []
     return {name: of_arm(name, regime, "rate") for name in there}
 
 
-def whole() -> list[str]:
+def whole(page: str) -> list[str]:
     """Regimes of which all eight arms have run; of others the page says nothing yet."""
-    return [regime for regime in REGIMES if rates(regime)]
+    return [regime for regime in page_of(page)[0].conditions if rates(regime)]
 
 
 def tried(name: str, regime: str) -> list[tuple[float, float]]:
     """Learning rates that tuning tried of an arm, and the mean rates that it saw."""
-    made, _, every, found = experiment()
+    made, every, found = experiment(regime)
     own = [x for x in every if (x.recipe, x.condition) == (name, regime)]
     histories = [analysis.history_of(found[x.name]) for x in own]
     seen = analysis.trial_rates(histories, made.budgets)[2]
     return [(dict(x.changed)[RATE], y) for x, y in zip(own, seen, strict=True)]
 
 
-def differences() -> list[Effect]:
-    """Gaps to the baseline and to the control, and effects, of all regimes."""
+def differences(page: str) -> list[Effect]:
+    """Gaps to the baseline and to the control, and effects, of a page's regimes."""
     found = []
-    for regime in whole():
+    for regime in whole(page):
         own = rates(regime)
         for than in (BASE, CONTROL):
             for name in own:
@@ -96,7 +113,7 @@ def differences() -> list[Effect]:
 
 def at_updates(name: str, than: str, regime: str) -> str:
     """Gap of two arms at as many updates of both, with half of its 95 % interval."""
-    found = experiment()[-1]
+    found = experiment(regime)[-1]
     both = [found[f"{one} @ {regime}"] for one in (name, than)]
     made = [of_arm(one, regime, "updates") for one in (name, than)]
     gap = chains.at_updates(both, made)
@@ -108,7 +125,7 @@ def arm_table(regime: str, every: list[Effect]) -> str:
     gaps = {one.name: chains.told(one) for one in every if one.regime == regime}
     head = [regime, "rate", "mean", "interquartile mean", f"less {BASE}"]
     head += [f"less {CONTROL}", "updates", "trained", "entropy"]
-    body = []
+    body, tokens = [], experiment(regime)[0].tokens
     for name, own in rates(regime).items():
         best = max(tried(name, regime), key=lambda trial: trial[1])[0]
         middle = statistics.center([own])
@@ -119,29 +136,29 @@ def arm_table(regime: str, every: list[Effect]) -> str:
                 between((ends[0], ends[1], ends[2])),
                 *(gaps.get(f"{name} {than}", "") for than in (BASE, CONTROL)),
                 f"{of_arm(name, regime, 'updates').mean():.0f}",
-                number(of_arm(name, regime, "trained").mean() / experiment()[0].tokens),
+                number(of_arm(name, regime, "trained").mean() / tokens),
                 number(of_arm(name, regime, "policy/entropy_nats").mean()),
             ]
         )
     return markdown(head, body)
 
 
-def updates_table() -> str:
+def updates_table(page: str) -> str:
     """Markdown of the gaps at as many updates."""
     body = [
         [regime, name, *("" if x == name else at_updates(name, x, regime) for x in two)]
         for two in [(BASE, CONTROL)]
-        for regime in whole()
+        for regime in whole(page)
         for name in rates(regime)
     ]
     head = ["at as many updates", "arm", f"less {BASE}", f"less {CONTROL}"]
     return markdown(head, body)
 
 
-def twin_table() -> str:
+def twin_table(page: str) -> str:
     """Markdown of each choice at each combination of the others; none of the family."""
     body = []
-    for regime in whole():
+    for regime in whole(page):
         for name, pair in chains.twins(ARMS).items():
             gap = np.subtract(*(rates(regime)[arm] for arm in pair))
             told = plus_minus(Effect(regime, "claim", name, gap).mean)
@@ -160,10 +177,10 @@ def twin_table() -> str:
     return markdown(head, body)
 
 
-def course_table() -> str:
+def course_table(page: str) -> str:
     """Markdown of where arms begin, what they gain, and what in the last quarter."""
     body = []
-    for regime in whole():
+    for regime in whole(page):
         for name, end in rates(regime).items():
             begin, then = (of_arm(name, regime, "rate", share) for share in (0, 0.75))
             gains = (Effect(regime, "claim", name, end - x).mean for x in (begin, then))
@@ -174,15 +191,15 @@ def course_table() -> str:
     return markdown(head, body)
 
 
-def effect_table(every: list[Effect]) -> str:
+def effect_table(page: str, every: list[Effect]) -> str:
     """Markdown of the effects of the three choices."""
     own = {(one.regime, one.name): chains.told(one) for one in every}
-    body = [[name, *(own[regime, name] for regime in whole())] for name in EFFECTS]
-    return markdown(["effect", *whole()], body)
+    body = [[name, *(own[regime, name] for regime in whole(page))] for name in EFFECTS]
+    return markdown(["effect", *whole(page)], body)
 
 
 def correlation(regime: str) -> tuple[float, float, float]:
-    """Spearman's rank correlation of the eight arms beside those of chains.
+    """Spearman's rank correlation of the eight arms beside those of `LIKE`.
 
     Where two regimes of chains are named it is with the mean of both ranks.
     """
@@ -195,27 +212,28 @@ def correlation(regime: str) -> tuple[float, float, float]:
         means = each[:, np.concatenate([[np.arange(each.shape[1])], rows])].mean(-1)
         return stats.rankdata(means, axis=0)
 
-    theirs = sum(ranks(chains.rates(like, "claim")) for like in LIKE[regime])
+    other = rates if regime == "base" else partial(chains.rates, kind="claim")
+    theirs = sum(ranks(other(like)) for like in LIKE[regime])
     ours, theirs = ranks(own), stats.rankdata(theirs, axis=0)
     found = [np.corrcoef(x, y)[0, 1] for x, y in zip(ours.T, theirs.T, strict=True)]
     low, high = np.quantile(found[1:], (0.025, 0.975))
     return float(found[0]), float(low), float(high)
 
 
-def order_table() -> str:
+def order_table(page: str) -> str:
     """Markdown of the rank correlations, regime by regime."""
     body = [
         [regime, " and ".join(LIKE[regime]), between(correlation(regime), digits=2)]
-        for regime in whole()
+        for regime in whole(page)
     ]
-    return markdown(["order on text", "on chains", "Spearman"], body)
+    other = "on text" if page == "text_long" else "on chains"
+    return markdown(["order on text", other, "Spearman"], body)
 
 
-def tuning_table() -> str:
+def tuning_table(page: str) -> str:
     """Markdown of what tuning saw; what it took is bold."""
-    made = experiment()[0]
-    body = []
-    for regime in whole():
+    made, body = page_of(page)[0], []
+    for regime in whole(page):
         for name in rates(regime):
             seen = tried(name, regime)
             cells = [number(rate) for _, rate in seen]
@@ -226,20 +244,41 @@ def tuning_table() -> str:
     return markdown(["tuning", "arm", *values], body)
 
 
-def tables() -> list[str]:
-    """Markdown of all tables."""
-    every = differences()
-    found = [arm_table(regime, every) for regime in whole()]
-    apart = [updates_table(), twin_table(), course_table(), order_table()]
-    apart.append(tuning_table())
-    return [*found, effect_table(every), *apart]
+def horizon_table(page: str) -> str:
+    """Markdown of right ones alone less centred ones at shares of the tokens."""
+    body, made = [], page_of(page)[0]
+    for regime in whole(page):
+        for what in ("rate", *made.watched):
+            for name, pair in chains.twins(ARMS).items():
+                choice, at = name.split(", ")
+                if choice == next(iter(EFFECTS)):
+                    gaps = (
+                        np.subtract(*(of_arm(arm, regime, what, x) for arm in pair))
+                        for x in PLACES
+                    )
+                    means = (Effect(regime, "claim", at, gap).mean for gap in gaps)
+                    body.append([regime, what, at, *(plus_minus(x) for x in means)])
+    head = [f"at {count_text(share * made.tokens)} tokens" for share in PLACES]
+    return markdown(["right alone", "of", "at", *head], body)
+
+
+def tables(page: str) -> list[str]:
+    """Markdown of all tables of a page."""
+    every = differences(page)
+    found = [arm_table(regime, every) for regime in whole(page)]
+    found.append(effect_table(page, every))
+    if page == "text_long":
+        found.append(horizon_table(page))
+    apart = (updates_table, twin_table, course_table, order_table, tuning_table)
+    return [*found, *(table(page) for table in apart)]
 
 
 def main() -> None:
-    """Renew the tables of the page."""
-    page = HERE / "README.md"
-    found = in_small.renewed(page.read_text("utf-8"), tables(), BEGIN)
-    write_file(page, found.encode())
+    """Renew the tables of both pages."""
+    for page in PAGES:
+        path = EXPERIMENTS / page / "README.md"
+        found = in_small.renewed(path.read_text("utf-8"), tables(page), BEGIN)
+        write_file(path, found.encode())
 
 
 if __name__ == "__main__":
