@@ -5,7 +5,7 @@ from pathlib import Path
 
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError
-from curax.settings.cli import Parser, again, command_line
+from curax.settings.cli import Parser, command_line
 
 
 def parser() -> Parser:
@@ -53,7 +53,7 @@ def prices(text: str) -> tuple[float, float]:
     )
 
 
-@command_line("curax.compare")
+@command_line("curax.compare", goes_on=True)
 def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 a file could not be written, 2 bad input, 130 stopped."""
     try:
@@ -72,9 +72,6 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"curax.compare: {error}; mend that and go on.", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"Stopped; to go on: {again('compare', argv)}")
-        return 130
     return 0
 
 

@@ -6,10 +6,12 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 
 from curax import __main__ as commands
@@ -43,6 +45,7 @@ def test_help_comes_at_once(name):
 # Prints until its reader has gone, and on; what it was to do is done.
 CHATTY = """
 import sys
+from functools import partial
 from pathlib import Path
 from curax.settings.cli import survives_closed_output
 from curax.runs.progress import Progress
@@ -211,7 +214,22 @@ def test_what_there_is_no_memory_for_is_told_in_a_sentence(error, capsys):
     )
 
 
-@pytest.mark.parametrize("error", [RuntimeError(FULL), jax.errors.JaxRuntimeError("")])
+def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(capsys):
+    def interrupted(x):
+        raise KeyboardInterrupt
+
+    @command_line("curax.compare", goes_on=True)
+    def main(argv):
+        return int(jax.jit(partial(jax.pure_callback, interrupted, x))(x))
+
+    x = np.int32(0)
+    assert main([]) == 130
+    assert capsys.readouterr().out.startswith("Stopped; to go on: ")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError(FULL), *map(jax.errors.JaxRuntimeError, ("", " Ctrl-C"))]
+)
 def test_a_fault_of_the_program_keeps_its_traceback(error):
     with pytest.raises(type(error)):
         commanded(error)

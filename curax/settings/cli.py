@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from curax.settings.config_paths import ConfigError
-from curax.settings.errors import out_of_memory
+from curax.settings.errors import interrupted, out_of_memory
 
 DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
 
@@ -204,28 +204,36 @@ def _interrupt_soon() -> None:
 
 
 def command_line(
-    name: str,
+    name: str, *, goes_on: bool = False
 ) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
     """Decorator of the main function of a command: errors become exit statuses.
 
     A ConfigError is printed on stderr behind the name, status 2, and what there is no
     memory for, status 1; Ctrl-C is 130. Called without arguments, the main function
     gets those of the process.
+
+    Args:
+        name: module of the command.
+        goes_on: whether it says after Ctrl-C that the same command goes on.
     """
 
     def decorated(main: Callable[[list[str]], int]) -> Callable[..., int]:
         @survives_closed_output
         @functools.wraps(main)
         def whole(argv: Sequence[str] | None = None) -> int:
+            argv = sys.argv[1:] if argv is None else list(argv)
             try:
                 with hears_interrupts():
-                    return main(sys.argv[1:] if argv is None else list(argv))
+                    return main(argv)
             except ConfigError as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 return 2
-            except KeyboardInterrupt:
-                return 130
-            except Exception as error:
+            except (KeyboardInterrupt, Exception) as error:
+                if interrupted(error):
+                    if goes_on:
+                        command = again(name.removeprefix("curax."), argv)
+                        print(f"Stopped; to go on: {command}")
+                    return 130
                 if (why := out_of_memory(error)) is None:
                     raise
                 print(f"{name}: {why}; ask for less, or allow more.", file=sys.stderr)

@@ -7,6 +7,7 @@ The rest, memory apart, is a fault of the program.
 
 import contextlib
 import errno
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ def out_of_memory(error: BaseException) -> str | None:
     if not (of_jax or of_system or isinstance(error, MemoryError)):
         return None
     return f"there is not enough memory{f' ({text})' if text else ''}"
+
+
+def interrupted(error: BaseException) -> bool:
+    """Whether an error is a Ctrl-C, also where a program had called back for Python."""
+    if type(error).__name__ == "JaxRuntimeError":
+        return re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE) is not None
+    return isinstance(error, KeyboardInterrupt)
 
 
 @contextlib.contextmanager
