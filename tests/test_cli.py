@@ -214,7 +214,9 @@ def test_what_there_is_no_memory_for_is_told_in_a_sentence(error, capsys):
     )
 
 
-def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(capsys):
+def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(
+    capsys, caplog
+):
     def interrupted(x):
         raise KeyboardInterrupt
 
@@ -225,6 +227,7 @@ def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(ca
     x = np.int32(0)
     assert main([]) == 130
     assert capsys.readouterr().out.startswith("Stopped; to go on: ")
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

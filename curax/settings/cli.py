@@ -4,6 +4,7 @@ import _thread
 import argparse
 import contextlib
 import functools
+import logging
 import os
 import shlex
 import signal
@@ -179,9 +180,10 @@ def hears_interrupts() -> Iterator[None]:
     """Context in which a Ctrl-C that Python drops is sent again.
 
     Dropped is what is raised where nobody can catch it, as in a callback of the garbage
-    collector; JAX has one that takes long.
+    collector; JAX has one that takes long. What a program calls back for JAX lets end
+    the program, but logs it as a failure: not so here.
     """
-    before = sys.unraisablehook
+    before, of_programs = sys.unraisablehook, logging.getLogger("jax._src.callback")
 
     def hook(dropped: Any) -> None:
         if dropped.exc_type is KeyboardInterrupt:
@@ -190,11 +192,16 @@ def hears_interrupts() -> Iterator[None]:
         else:
             before(dropped)
 
+    def failed(record: logging.LogRecord) -> bool:
+        return not record.exc_info or record.exc_info[0] is not KeyboardInterrupt
+
     sys.unraisablehook = hook
+    of_programs.addFilter(failed)
     try:
         yield
     finally:
         sys.unraisablehook = before
+        of_programs.removeFilter(failed)
 
 
 def _interrupt_soon() -> None:
