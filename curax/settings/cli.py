@@ -180,8 +180,8 @@ def hears_interrupts() -> Iterator[None]:
     """Context in which a Ctrl-C that Python drops is sent again.
 
     Dropped is what is raised where nobody can catch it, as in a callback of the garbage
-    collector; JAX has one that takes long. What a program calls back for JAX lets end
-    the program, but logs it as a failure: not so here.
+    collector; JAX has one that takes long. One that comes in what a program calls back
+    for ends the program; JAX logs that as a failure, which is dropped here.
     """
     before, of_programs = sys.unraisablehook, logging.getLogger("jax._src.callback")
 

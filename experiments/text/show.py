@@ -1,15 +1,15 @@
-"""Tables of the arms on text, in their two pages, and the order of arms elsewhere.
+"""Tables of the arms on text, in their two pages, and the order of arms beside chains.
 
 Command:  python -m experiments.text.show
 
 Of every seed, where each run has drawn as many tokens. Gaps are of the same seed, of
 means, and so are effects, as those of `experiments.factorial.show`; all their
 t-intervals are widened by Holm's procedure over the page. A rank correlation is of
-means of arms, beside those on chains or of the other page; its interval resamples the
-seeds of both sides.
+means of arms, text beside chains; its interval resamples the seeds of both sides.
 """
 
-from functools import cache, partial
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,8 @@ EXPERIMENTS = Path(__file__).parents[1]
 PAGES = {"text": short.get_experiment, "text_long": long.get_experiment}
 BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
 RATE = "optimizer.learning_rate"
-# Whose order is beside that of a regime: of chains, and of text where it stands alone.
-LIKE = {
-    "sparse": ("sparse",),
-    "mixed": ("sparse", "bimodal"),
-    "solved": ("bimodal",),
-    "base": ("mixed",),
-}
-PLACES = (1 / 16, 1 / 4, 1 / 2, 1)  # shares of the tokens
+LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
+PLACES = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the tokens
 RESAMPLES = 2000
 BEGIN = "<!-- tables: python -m experiments.text.show -->"
 
@@ -73,16 +67,30 @@ def of_arm(name: str, regime: str, what: str, share: float = 1) -> np.ndarray:
 
 
 def rates(regime: str) -> dict[str, np.ndarray]:
-    """`[R]` held-out pass rates of each arm that has run; none before all eight."""
+    """`[R]` held-out pass rates of each arm that has run; none before all of `ARMS`."""
     made, _, found = experiment(regime)
     names = [name for name in made.recipes if f"{name} @ {regime}" in found]
-    there = names if set(ARMS) <= set(names) else []
+    there = names if set(eight(made.recipes)) <= set(names) else []
     return {name: of_arm(name, regime, "rate") for name in there}
 
 
+def eight(recipes: Iterable[str]) -> list[str]:
+    """Those of the eight arms that are among recipes."""
+    return [arm for arm in ARMS if arm in recipes]
+
+
 def whole(page: str) -> list[str]:
-    """Regimes of which all eight arms have run; of others the page says nothing yet."""
+    """Regimes of which all these have run; of others the page says nothing yet."""
     return [regime for regime in page_of(page)[0].conditions if rates(regime)]
+
+
+def effects(page: str) -> dict[str, tuple[int, ...]]:
+    """Effects of choices that the arms of a page differ in."""
+    parts = zip(
+        *(arm.split("-") for arm in eight(page_of(page)[0].recipes)), strict=True
+    )
+    differ = {i for i, names in enumerate(parts) if len(set(names)) > 1}
+    return {name: own for name, own in EFFECTS.items() if differ.issuperset(own)}
 
 
 def tried(name: str, regime: str) -> list[tuple[float, float]]:
@@ -104,9 +112,9 @@ def differences(page: str) -> list[Effect]:
                 if name not in (than, BASE):
                     gap = own[name] - own[than]
                     found.append(Effect(regime, "claim", f"{name} {than}", gap))
-        eight = {name: own[name] for name in ARMS}
-        for name, choices in EFFECTS.items():
-            effect = chains.effect(eight, choices)
+        those = {name: own[name] for name in eight(own)}
+        for name, choices in effects(page).items():
+            effect = chains.effect(those, choices)
             found.append(Effect(regime, "claim", name, effect))
     return chains.family(found)
 
@@ -159,11 +167,11 @@ def twin_table(page: str) -> str:
     """Markdown of each choice at each combination of the others; none of the family."""
     body = []
     for regime in whole(page):
-        for name, pair in chains.twins(ARMS).items():
+        for name, pair in chains.twins(eight(rates(regime))).items():
             gap = np.subtract(*(rates(regime)[arm] for arm in pair))
             told = plus_minus(Effect(regime, "claim", name, gap).mean)
             body.append([regime, *name.split(", "), told, at_updates(*pair, regime)])
-        for draws in ("fixed", "drawn"):
+        for draws in dict.fromkeys(arm.split("-")[1] for arm in eight(rates(regime))):
             four = [
                 rates(regime)[f"{credit}-{draws}-{weight}"]
                 for credit in ("right", "centred")
@@ -194,12 +202,14 @@ def course_table(page: str) -> str:
 def effect_table(page: str, every: list[Effect]) -> str:
     """Markdown of the effects of the three choices."""
     own = {(one.regime, one.name): chains.told(one) for one in every}
-    body = [[name, *(own[regime, name] for regime in whole(page))] for name in EFFECTS]
+    body = [
+        [name, *(own[regime, name] for regime in whole(page))] for name in effects(page)
+    ]
     return markdown(["effect", *whole(page)], body)
 
 
 def correlation(regime: str) -> tuple[float, float, float]:
-    """Spearman's rank correlation of the eight arms beside those of `LIKE`.
+    """Spearman's rank correlation of the eight arms beside those of chains.
 
     Where two regimes of chains are named it is with the mean of both ranks.
     """
@@ -212,8 +222,7 @@ def correlation(regime: str) -> tuple[float, float, float]:
         means = each[:, np.concatenate([[np.arange(each.shape[1])], rows])].mean(-1)
         return stats.rankdata(means, axis=0)
 
-    other = rates if regime == "base" else partial(chains.rates, kind="claim")
-    theirs = sum(ranks(other(like)) for like in LIKE[regime])
+    theirs = sum(ranks(chains.rates(like, "claim")) for like in LIKE[regime])
     ours, theirs = ranks(own), stats.rankdata(theirs, axis=0)
     found = [np.corrcoef(x, y)[0, 1] for x, y in zip(ours.T, theirs.T, strict=True)]
     low, high = np.quantile(found[1:], (0.025, 0.975))
@@ -226,8 +235,7 @@ def order_table(page: str) -> str:
         [regime, " and ".join(LIKE[regime]), between(correlation(regime), digits=2)]
         for regime in whole(page)
     ]
-    other = "on text" if page == "text_long" else "on chains"
-    return markdown(["order on text", other, "Spearman"], body)
+    return markdown(["order on text", "on chains", "Spearman"], body)
 
 
 def tuning_table(page: str) -> str:
@@ -249,7 +257,7 @@ def horizon_table(page: str) -> str:
     body, made = [], page_of(page)[0]
     for regime in whole(page):
         for what in ("rate", *made.watched):
-            for name, pair in chains.twins(ARMS).items():
+            for name, pair in chains.twins(eight(rates(regime))).items():
                 choice, at = name.split(", ")
                 if choice == next(iter(EFFECTS)):
                     gaps = (
@@ -266,11 +274,9 @@ def tables(page: str) -> list[str]:
     """Markdown of all tables of a page."""
     every = differences(page)
     found = [arm_table(regime, every) for regime in whole(page)]
-    found.append(effect_table(page, every))
-    if page == "text_long":
-        found.append(horizon_table(page))
-    apart = (updates_table, twin_table, course_table, order_table, tuning_table)
-    return [*found, *(table(page) for table in apart)]
+    own = order_table if page == "text" else horizon_table
+    apart = (updates_table, twin_table, course_table, own, tuning_table)
+    return [*found, effect_table(page, every), *(table(page) for table in apart)]
 
 
 def main() -> None:
