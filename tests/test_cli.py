@@ -230,6 +230,13 @@ def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(
     assert not caplog.records
 
 
+def test_an_interrupt_of_the_compiler_of_a_gpu_stops_the_command():
+    said = "INTERNAL: ptxas exited with non-zero error code {}, output: "
+    assert commanded(jax.errors.JaxRuntimeError(said.format(2))) == 130
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        commanded(jax.errors.JaxRuntimeError(said.format(255)))
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError(FULL), *map(jax.errors.JaxRuntimeError, ("", " Ctrl-C"))]
 )

@@ -21,6 +21,7 @@ PACKAGE = str(Path(__file__).parents[1])  # folder of curax
 LIBRARY = sysconfig.get_path("stdlib")
 LONGEST = 600  # characters of a library's error that are shown
 LINES = 12  # of a sentence that are shown
+BY_JAX = r"^KeyboardInterrupt\b|ptxas exited with non-zero error code 2\b"  # SIGINT
 
 
 class WorkError(Exception):
@@ -56,9 +57,13 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def interrupted(error: BaseException) -> bool:
-    """Whether an error is a Ctrl-C, also where a program had called back for Python."""
+    """Whether an error is a Ctrl-C, as one that JAX tells of as its own.
+
+    So it does where a program had called back for Python, and on NVIDIA GPUs where one
+    is compiled, as all processes of a terminal get the signal.
+    """
     if type(error).__name__ == "JaxRuntimeError":
-        return re.search(r"^KeyboardInterrupt\b", str(error), re.MULTILINE) is not None
+        return re.search(BY_JAX, str(error), re.MULTILINE) is not None
     return isinstance(error, KeyboardInterrupt)
 
 
