@@ -697,3 +697,11 @@ def test_a_token_that_is_named_must_be_there():
     parts = with_engine(build(asking(URL, token_env="NOT_THERE")))
     with pytest.raises(RuntimeError, match="no environment variable NOT_THERE"):
         parts.engine.start(parts.config)
+
+
+@pytest.mark.parametrize("variable", ["ALL_PROXY", "SSL_CERT_FILE"])
+def test_variables_that_allow_no_request_are_told(variable, monkeypatch):
+    monkeypatch.setenv(variable, "odd://nowhere")
+    parts = with_engine(build(asking(URL)))
+    with pytest.raises(RuntimeError, match=f"cannot be set up .*{variable}"):
+        parts.engine.start(parts.config)

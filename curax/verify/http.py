@@ -107,7 +107,8 @@ class Client:
         """Take the token from the environment; whether the server answers is not asked.
 
         Raises:
-            RuntimeError: httpx or the token is missing, in a sentence.
+            RuntimeError: httpx or the token is missing, or there can be no client,
+                in a sentence.
         """
         fault = None
         self._token = os.environ.get(self._env, "").strip()
@@ -117,6 +118,8 @@ class Client:
             fault = f"there is no environment variable {self._env}; export it"
         elif not re.fullmatch("[!-~]*", self._token):
             fault = f"the token in {self._env} has blanks or is not ASCII; mend it"
+        else:
+            fault = _environment()
         if fault:
             raise RuntimeError(f"{self._name} cannot ask {self._url}: {fault}.")
 
@@ -331,6 +334,20 @@ def _fault(url: str, token_env: str) -> str | None:
         return f"{url!r}, which is no http:// or https:// address of a server"
     if not re.fullmatch("[!-~]+", url):
         return f"{url!r} with blanks or letters outside ASCII"
+    return None
+
+
+def _environment() -> str | None:
+    """Why httpx makes no client where this process runs; None: it does."""
+    import httpx
+
+    try:
+        httpx.AsyncClient()
+    except Exception as error:  # whatever variables make it raise
+        return (
+            f"httpx cannot be set up ({printable(error_line(error))}); mend the "
+            "variables of proxies and certificates (ALL_PROXY, SSL_CERT_FILE, ...)"
+        )
     return None
 
 
