@@ -118,9 +118,16 @@ def status(reply: Any) -> int | None:
     return int(found[1]) if found else None
 
 
+def real(number: Any) -> float:
+    """A number of a reply; ValueError where it is none."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError(number)
+    return float(number)
+
+
 def whole(number: Any) -> int:
     """A whole number of a reply; ValueError where it is none."""
-    if not (isinstance(number, int | float) and number == int(number)):
+    if real(number) != int(number):
         raise ValueError(number)
     return int(number)
 
@@ -220,7 +227,7 @@ class vllm(Server):  # noqa: N801 - a config names it, as any function
         spans = [] if self._adapter else choice.get("weight_versions") or []
         return Completion(
             tokens=[whole(token) for token in choice["token_ids"]],
-            logp=[float(one["logprob"]) for one in choice["logprobs"]["content"]],
+            logp=[real(one["logprob"]) for one in choice["logprobs"]["content"]],
             finished=choice["finish_reason"] == "stop",
             versions=frozenset(span["version"] for span in spans),
             kept=sets(choice.get("sampling_mask")),
@@ -230,7 +237,7 @@ class vllm(Server):  # noqa: N801 - a config names it, as any function
         (choice,) = reply["choices"]
         return Completion(
             tokens=[whole(token) for token in choice["token_ids"]],
-            logp=[float(one) for one in choice["logprobs"]["token_logprobs"]],
+            logp=[real(one) for one in choice["logprobs"]["token_logprobs"]],
             finished=choice["finish_reason"] == "stop",
         )
 
@@ -330,7 +337,7 @@ class sglang(Server):  # noqa: N801
         within = about["output_token_sampling_logprobs"] if kept else None
         return Completion(
             tokens=[whole(pair[1]) for pair in pairs],
-            logp=[float(one) for one in within or [pair[0] for pair in pairs]],
+            logp=[real(one) for one in within or [pair[0] for pair in pairs]],
             kept=sets(kept),
             finished=about["finish_reason"]["type"] == "stop",
             versions=frozenset([told] if told else []),

@@ -31,6 +31,7 @@ from curax.verify.serve import error_line, short
 
 PAUSE = 2.0  # seconds between two looks for an engine that does not answer
 ROUNDING = 1e-4  # nats by which a log-prob may be above 0
+LOWEST = -3.4e38  # of a log-prob that float32 holds
 
 
 class EngineError(WorkError, RuntimeError):
@@ -370,7 +371,7 @@ def impossible(
         return f"{len(tokens)} tokens of at most {how.max_tokens}"
     if not all(is_below(token, how.vocabulary) for token in tokens):
         return "a token that is not in the vocabulary"
-    if not all(math.isfinite(one) and one <= ROUNDING for one in logp):
+    if not all(math.isfinite(one) and LOWEST <= one <= ROUNDING for one in logp):
         return "a log-prob that is not finite, or above 0"
     if how.most_kept and (what := unfit(given, how)):
         return what

@@ -127,6 +127,9 @@ FAULTS = {
     "fractions of tokens": lambda given: (
         given | {"tokens": [0.5, 19], "logp": [-1.0] * 2}
     ),
+    "truth for a token": lambda given: (
+        given | {"tokens": [True, 19], "logp": [-1.0] * 2}
+    ),
     "tokens behind the end": lambda given: (
         given | {"tokens": [19, 4, 19], "logp": [-1.0] * 3, "end": "stop"}
     ),
@@ -137,6 +140,9 @@ FAULTS = {
     "minus infinity": lambda given: (
         given | {"logp": [-math.inf] * len(given["tokens"])}
     ),
+    "too low": lambda given: given | {"logp": [-1e39] * len(given["tokens"])},
+    "truth": lambda given: given | {"logp": [False] * len(given["tokens"])},
+    "text": lambda given: given | {"logp": ["-1"] * len(given["tokens"])},
     "above 0": lambda given: given | {"logp": [0.5] * len(given["tokens"])},
     "no number": lambda given: given | {"logp": ["x"] * len(given["tokens"])},
     "too few log-probs": lambda given: given | {"logp": given["logp"][1:]},
