@@ -217,7 +217,7 @@ class vllm(Server):  # noqa: N801 - a config names it, as any function
         if self._generates is None:
             (reply,) = self._look.replies([{}], "/inference/v1/generate")
             told, missing = status(reply), isinstance(reply, MissingError)
-            if missing and told is None:
+            if missing and told not in range(400, 429):
                 return True
             self._generates = told not in (403, 404, 405)
         return self._generates

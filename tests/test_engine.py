@@ -106,6 +106,26 @@ def test_where_the_route_for_tokens_is_closed_that_of_openai_is_asked():
         assert all(body["return_token_ids"] for body in fake.asked)
 
 
+def test_a_route_that_is_busy_when_it_is_looked_for_is_looked_for_again():
+    fake = engine_server.Engine()
+    fake.generates, looked = False, []
+    given = fake.answer
+
+    def answer(handler, body, number):
+        if handler.path == "/inference/v1/generate" and not looked:
+            looked.append(body)
+            engine_server.judge_server.reply(handler, 503)
+        else:
+            given(handler, body, number)
+
+    with engine_server.judge_server.serve(answer) as server:
+        parts = with_engine(build(asking(server.url)))
+        drawn = parts.engine.draw(ASKS, HOW, source(parts))
+        parts.engine.close()
+    assert of(drawn.completions) == of(right())
+    assert looked == [{}]
+
+
 def late(given, number):
     time.sleep(1.5)
     return given
