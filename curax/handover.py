@@ -8,6 +8,7 @@ then missing. `curax.step.outside` has the part of a step.
 """
 
 import abc
+import contextlib
 import logging
 import math
 import secrets
@@ -17,17 +18,17 @@ import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from curax.models import written
 from curax.processes import peers
 from curax.settings.config_types import is_below
-from curax.settings.errors import WorkError
+from curax.settings.errors import WorkError, frames, out_of_memory
 from curax.settings.groups import Fields
 from curax.types import Task
-from curax.verify.serve import error_line, short
+from curax.verify.serve import error_line, printable, short
 
 PAUSE = 2.0  # seconds between two looks for an engine that does not answer
 ROUNDING = 1e-4  # nats by which a log-prob may be above 0
@@ -47,6 +48,7 @@ class AbsentError(Exception):
 
 
 ABSENT = AbsentError, ConnectionError  # what a call that is not answered raises
+SHAPES = TypeError, KeyError, IndexError, ValueError, AttributeError  # of other replies
 
 
 class Ask(NamedTuple):
@@ -226,7 +228,9 @@ class Engine(abc.ABC):
     def _replies(self, asks: Sequence[Ask], how: Limits, version: str) -> list[Any]:
         """As `complete`, one for each row."""
         try:
-            replies = [*(self.complete(asks, how, version) or ())]
+            with self._errors_as_sentences():
+                given = self.complete(asks, how, version)
+                replies = [] if given is None else [*given]
         except ABSENT as error:
             return [self.told(str(error))] * len(asks)
         if len(replies) != len(asks):
@@ -245,14 +249,31 @@ class Engine(abc.ABC):
     def _version(self, wanted: str) -> str | None:
         """As `version`; a reply of another shape is none."""
         try:
-            return self.version(wanted, adapter=self._adapter)
-        except (TypeError, KeyError, IndexError, ValueError, AttributeError) as error:
+            with self._errors_as_sentences(but=SHAPES):
+                return self.version(wanted, adapter=self._adapter)
+        except SHAPES as error:
             what = f"a reply about its version that is none ({type(error).__name__})"
             raise AbsentError(what) from error
 
+    @contextlib.contextmanager
+    def _errors_as_sentences(
+        self, but: tuple[type[Exception], ...] = ()
+    ) -> Iterator[None]:
+        """Turn what a method raises unasked into an EngineError with its line."""
+        try:
+            yield
+        except (EngineError, *ABSENT, *but):
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            last, what = frames(error)[-1], self.told(error_line(error))
+            where = f"{last.filename}:{last.lineno}"
+            raise EngineError(f"{self.name} fails at {where} ({what})") from error
+
     def told(self, text: str) -> str:
         """A text with words of the engine, as one line of a message."""
-        return short(text)
+        return printable(short(text))
 
     def _check_open(self) -> None:
         """Raise an EngineError once the run ends."""
@@ -300,7 +321,8 @@ class Engine(abc.ABC):
         version = folder.name
         if self._version(version) == version:
             return version
-        self.load(folder, version, adapter=self._adapter)
+        with self._errors_as_sentences():
+            self.load(folder, version, adapter=self._adapter)
         if (now := self._version(version)) != version:
             raise EngineError(
                 f"{self.name} has loaded {folder} and says that it draws by "

@@ -645,6 +645,22 @@ def test_what_is_no_completion_of_an_engine_of_ones_own_is_missing(name):
     assert said in drawn.reason
 
 
+def fails(_):
+    raise ValueError("of mine")
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        (fails, r"fails at .*test_engine\.py:\d+ \(ValueError: of mine\)"),
+        (lambda each: 5, r"fails at .* \(TypeError: "),
+    ],
+)
+def test_an_engine_of_ones_own_that_fails_ends_the_run_in_a_sentence(spoilt, said):
+    with pytest.raises(handover.EngineError, match=said):
+        drawn_by(spoilt)
+
+
 def test_tokens_of_numpy_are_tokens():
     one = handover.Completion(np.array([3, 19]), np.float32([-1, -0.5]), True)
     drawn = drawn_by(lambda each: [one for _ in each])
