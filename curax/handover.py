@@ -340,7 +340,7 @@ class Engine(abc.ABC):
 
     def _written(self, source: Source) -> Path:
         """A new folder with the parameters of a source, of which it is the name."""
-        home = Path(self._folder or tempfile.gettempdir())
+        home = Path(self._folder or tempfile.gettempdir()).expanduser().absolute()
         name = f"curax-{self._token}-{self._count}-step-{source.step}"
         config, task = source.config, source.task
         self._adapter = self.adapters and written.has_adapters(config)

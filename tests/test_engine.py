@@ -126,6 +126,25 @@ def test_a_route_that_is_busy_when_it_is_looked_for_is_looked_for_again():
     assert looked == [{}]
 
 
+@pytest.mark.parametrize("folder", ["here/ä", "~/here"])
+def test_a_folder_has_a_name_that_holds_wherever_the_server_runs(
+    folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    class Own(Alone):
+        def load(self, folder, version, *, adapter):
+            super().load(folder, version, adapter=adapter)
+            assert folder.parent == (tmp_path / "home/here" if home else tmp_path / it)
+
+    home, it = folder.startswith("~"), folder
+    made = Own()
+    made._folder = folder
+    made.draw(ASKS, HOW, source(build(asking("http://127.0.0.1:1"))))
+    made.close()
+
+
 def late(given, number):
     time.sleep(1.5)
     return given
