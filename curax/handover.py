@@ -206,7 +206,7 @@ class Engine(abc.ABC):
                 now = self._version_now(version)
                 for n, reply in zip(rest, replies, strict=True):
                     if isinstance(reply, str):
-                        reasons[reply] += 1
+                        reasons[self.told(reply)] += 1
                     elif what := fault(reply, how, version, now):
                         reasons[self.told(what)] += 1
                     else:  # whatever an engine says of an end at the last token
@@ -293,13 +293,14 @@ class Engine(abc.ABC):
             try:
                 return self._handed_over(source, counts)
             except ABSENT as error:
+                why = self.told(str(error))
                 if time.monotonic() >= end:
                     raise EngineError(
-                        f"{self.name} has not answered for {self._wait:g} s ({error})"
+                        f"{self.name} has not answered for {self._wait:g} s ({why})"
                     ) from error
                 if not told:
                     logging.getLogger("curax").warning(
-                        "The engine does not answer (%s); waiting for it.", error
+                        "The engine does not answer (%s); waiting for it.", why
                     )
                 told = True
             if self._left.wait(min(PAUSE, self._wait)):

@@ -680,6 +680,17 @@ def test_an_engine_of_ones_own_that_fails_ends_the_run_in_a_sentence(spoilt, sai
         drawn_by(spoilt)
 
 
+def test_a_reason_of_an_engine_of_ones_own_is_one_line():
+    drawn = drawn_by(lambda each: ["of\nlines \ud800" + "x" * 999 for _ in each])
+    assert drawn.reason.startswith("of lines \\ud800x")
+    assert len(drawn.reason) < 210
+
+    def away(each):
+        raise ConnectionError("of\nlines")
+
+    assert drawn_by(away).reason == "of lines"
+
+
 def test_tokens_of_numpy_are_tokens():
     one = handover.Completion(np.array([3, 19]), np.float32([-1, -0.5]), True)
     drawn = drawn_by(lambda each: [one for _ in each])
