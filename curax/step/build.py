@@ -1,6 +1,7 @@
 """Components of a run, built from its config."""
 
 import dataclasses
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -62,11 +63,20 @@ def with_engine(parts: Components) -> Components:
 
     Raises:
         ValueError: an option of the engine is wrong, in a sentence.
-        ConfigError: the function gives no engine.
+        ConfigError: the function gives no engine, or lacks an option.
     """
     make = parts.config.sampling.engine
     if make is None:
         return parts
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"sampling.engine={full_name(make)}: {error}; set it, as one sets "
+            "sampling.engine.url=http://127.0.0.1:8000."
+        ) from error
+    except ValueError:  # native code has no signature
+        pass
     if not isinstance(made := make(), Engine):
         raise ConfigError(
             f"sampling.engine={full_name(make)} gives a {type(made).__name__}; name a "
