@@ -8,6 +8,7 @@ solves about half, and RL can teach it better.
 import json
 import os
 import random
+import shlex
 import shutil
 import sys
 import tempfile
@@ -134,7 +135,7 @@ def main(argv: list[str]) -> int:
         print(f"Written: {out} with {files}")
         return 0
     print(f"Written: {out} with model, {files} and words.py")
-    print(f"Go on with: {program('train')} {out / 'words.py'}")
+    print(f"Go on with: {program('train')} {shlex.quote(str(out / 'words.py'))}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """curax demo: what it writes is whole, the same each time, and what training reads."""
 
 import re
+import shlex
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -54,6 +55,13 @@ def test_its_config_trains_its_model_on_its_problems_from_any_folder(
     task = config.task(tokenizer=str(path))
     assert (task.num_prompts, task.num_held_out) == (demo.TRAIN, demo.HELD_OUT)
     assert task.vocab_size <= len(pretrained.model(path=str(path)).load(None)["embed"])
+
+
+def test_the_command_to_go_on_is_one_for_a_shell(tmp_path, capsys):
+    out = tmp_path / "my demo (1)"
+    assert demo.main([str(out)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(said)[-1] == str(out / "words.py")
 
 
 def test_no_question_is_held_out_and_trained_and_half_the_solutions_are_wrong(made):
