@@ -333,14 +333,14 @@ def predict(
     Args:
         config: the recipe.
         p: `[R]` pass rates in (0, 1).
-        population: `[K]` pass rates of the prompts of the task, all equally likely;
-            None: spread evenly over (0, 1).
+        population: `[K]` pass rates in [0, 1] of the prompts of the task, all equally
+            likely; None: spread evenly over (0, 1).
         lift: nats that each level of a hint adds to the log-odds of p; for recipes with
             hints.
 
     Raises:
-        ConfigError: its functions fail on made-up outcomes, or its rewards are not
-            outcomes.
+        ConfigError: its functions fail on made-up outcomes, its rewards are not
+            outcomes, or p or the population are no such pass rates.
     """
     if config.reflection:
         raise ConfigError(
@@ -349,13 +349,28 @@ def predict(
         )
     if population is None:
         population = (np.arange(PROMPTS) + 0.5) / PROMPTS
+    rates, others = _rates(p, "p"), _rates(population, "population", ends=True)
     with errors.config_errors(config):
-        rates, others = np.atleast_1d(p), np.asarray(population)
         plain = theory.predict(config, rates, others, lift=lift)
         return theory.with_hints(config, plain)
 
 
 # ----- parts of these
+
+
+def _rates(values: Any, name: str, *, ends: bool = False) -> np.ndarray:
+    """Pass rates `[R]`; `ends`: 0 and 1 are some too."""
+    try:
+        rates = np.atleast_1d(np.asarray(values, np.float64))
+    except (TypeError, ValueError):
+        rates = np.empty(0)
+    inside = (rates > 0) & (rates < 1) | ends & ((rates == 0) | (rates == 1))
+    if rates.ndim > 1 or not rates.size or not inside.all():
+        between = "[0, 1]" if ends else "(0, 1)"
+        raise ConfigError(
+            f"{name}={values} is no list of pass rates; give numbers in {between}."
+        )
+    return rates
 
 
 def _step(

@@ -188,6 +188,12 @@ def test_what_no_program_can_call_is_refused_in_a_sentence():
     config = override(curax.load(ROOT / "configs" / "dro.py"), {"steps": 1})
     with pytest.raises(ConfigError, match="set reflection to None"):
         curax.predict(config, 0.5)
+    grpo = curax.load(ROOT / "configs" / "grpo.py")
+    for rates in ([0.5, 0.0], 1.0, 1.5, np.nan, [], [[0.5]], "half", None):
+        with pytest.raises(ConfigError, match=r"^p=.* give numbers in \(0, 1\)\.$"):
+            curax.predict(grpo, rates)
+    with pytest.raises(ConfigError, match=r"^population=.* numbers in \[0, 1\]\.$"):
+        curax.predict(grpo, 0.5, [0.0, 1.1])
     with pytest.raises(ConfigError, match="holds out"):
         curax.build(override(small.get_config(), {"evaluation.prompts": 1000}))
 
