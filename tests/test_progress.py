@@ -1,5 +1,7 @@
 import io
+import logging
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -95,6 +97,26 @@ def test_a_process_that_leaves_at_once_gives_the_cursor_back():
     told, file = shown(force_terminal=True)
     told.stopping(True)
     assert file.getvalue() == "\x1b[?25h"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_is_logged_on_a_terminal_stands_above_the_display(
+    is_terminal, monkeypatch
+):
+    stderr = io.StringIO()
+    stderr.isatty = lambda: is_terminal
+    handler = logging.StreamHandler(stderr)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    told, file = shown(force_terminal=True)
+    with told:
+        told.begin("RL", 0, 40)
+        logging.getLogger("curax").warning("No outcome [for] 2 completions")
+    logging.getLogger("curax").warning("afterwards")
+    above, below = terminal.lines(file.getvalue()), stderr.getvalue().splitlines()
+    said = "No outcome [for] 2 completions"
+    assert (said in above) == is_terminal
+    assert below == [said, "afterwards"][is_terminal:]
 
 
 @pytest.mark.parametrize("width", [20, 40, 200])

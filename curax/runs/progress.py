@@ -1,6 +1,8 @@
 """Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 import contextlib
+import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -53,14 +55,23 @@ class Progress:
         self._phase: Any = None  # name, id of its bar, steps in all
         self._first: tuple[float, float] | None = None  # clock and step after compiling
         self._last: tuple[float, int] | None = None  # clock and tokens, last call
+        self._redirected: list[tuple[logging.StreamHandler[Any], Any]] = []
 
     def __enter__(self) -> "Progress":
-        """Start the display."""
+        """Start the display; what is logged on the same terminal goes above it."""
+        before = sys.stderr
         self._bars.start()
+        for handler in logging.getLogger().handlers if before.isatty() else ():
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                handler.setStream(sys.stderr)
+                self._redirected.append((handler, before))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the display; its last state stays on the screen."""
+        while self._redirected:
+            handler, stream = self._redirected.pop()
+            handler.setStream(stream)
         self._bars.stop()
 
     def say(self, text: str) -> None:
