@@ -124,6 +124,13 @@ def test_without_a_second_file_some_are_held_out_whatever_their_order(tmp_path):
     assert default.num_held_out == 5
 
 
+@pytest.mark.parametrize("asked_for", [0, 1, 7])
+def test_one_problem_is_not_held_out_of_itself(tmp_path, asked_for):
+    demo.write_lines(tmp_path / "train.jsonl", demo.problems(count=1))
+    with pytest.raises(ValueError, match=r"one usable problem, .* task\.held_out\.$"):
+        task(tmp_path, held_out=None, num_held_out=asked_for)
+
+
 def test_a_trace_is_the_solution_and_the_end():
     records, ids = read("train.jsonl"), np.int32([5, 2])
     tokens, mask = usual().traces(None, usual().prompts(ids))

@@ -256,6 +256,11 @@ def split_by_digest(problems: ProblemSet, count: int) -> tuple[ProblemSet, Probl
         ValueError: no problem would be left to train on.
     """
     count = count or -(-len(problems) // 10)
+    if len(problems) == 1:
+        raise ValueError(
+            "task.train has one usable problem, which cannot be held out and trained "
+            "on; name a file with more, or one to hold out as task.held_out."
+        )
     if count >= len(problems):
         raise ValueError(
             f"task.num_held_out={count} of the {len(problems)} problems in task.train "
