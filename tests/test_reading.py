@@ -107,6 +107,11 @@ FIX = "repair or delete this line."
         ("metrics.jsonl", "", ": no rows yet; try again after the first step."),
         ("warm_start.jsonl", "{}\n", f":1: no number under step; {FIX}"),
         (
+            "warm_start.jsonl",
+            '{"step": 1, "a": [1, 2]}\n{"step": 2, "a": [1, 2, 3]}\n',
+            f":2: a has 3 numbers where the lines before have 2; {FIX}",
+        ),
+        (
             "rollouts.jsonl",
             '{"step": 0, "outcome": "yes"}\n',
             f':1: outcome is "yes", which is not a number; {FIX}',

@@ -51,29 +51,33 @@ def read(folder: Path) -> Run:
         raise DamagedError(
             f"{folder}: no metrics.jsonl in it; give the folder of a run."
         )
-    metrics = list(read_lines(path, metrics_error))
+    metrics = _metrics(path)
     if not metrics:
         raise DamagedError(f"{path}: no rows yet; try again after the first step.")
-    _check_seed_counts(path, metrics)
     before, after, samples = evaluation(folder)
     return Run(
         config=read_json(folder / "config.json"),
-        rows=[line.row for line in metrics],
-        warm=_rows(folder / "warm_start.jsonl", metrics_error),
+        rows=metrics,
+        warm=_metrics(folder / "warm_start.jsonl"),
         before=before,
         after=after,
         samples=samples,
         expected=expected(folder),
-        rollouts=_rows(folder / "rollouts.jsonl", logged_error, once=False),
-        alarms=tuple(_rows(folder / "alarms.jsonl", alarm_error, once=False)),
+        rollouts=_rows(folder / "rollouts.jsonl", logged_error),
+        alarms=tuple(_rows(folder / "alarms.jsonl", alarm_error)),
     )
 
 
-def _rows(
-    path: Path, error: Callable[[Row], str | None], *, once: bool = True
-) -> list[Row]:
-    """Rows of a file of JSON lines, as `read_lines` has them."""
-    return [line.row for line in read_lines(path, error, once=once)]
+def _metrics(path: Path) -> list[Row]:
+    """Rows of metrics, a step each, of equally many seeds."""
+    lines = list(read_lines(path, metrics_error))
+    _check_seed_counts(path, lines)
+    return [line.row for line in lines]
+
+
+def _rows(path: Path, error: Callable[[Row], str | None]) -> list[Row]:
+    """Rows of a file of JSON lines of which several may be of one step."""
+    return [line.row for line in read_lines(path, error, once=False)]
 
 
 class Line(NamedTuple):
