@@ -2,6 +2,7 @@ import base64
 import html.parser
 import json
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -796,6 +798,40 @@ def test_a_silent_reader_is_left_and_one_that_leaves_is_no_fault(
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         made.shutdown()
     assert capfd.readouterr().err == ""
+
+
+BROWSE = """
+const {readFileSync} = require("fs");
+const elements = {};
+const element = () => ({
+  append() {}, after() {}, replaceChildren() {}, setAttribute() {},
+  querySelectorAll: () => [], options: [], value: "", style: {setProperty() {}},
+  dataset: {},
+});
+const document = {
+  getElementById: (id) => elements[id] ??= element(), createElement: element,
+};
+const given = (...steps) => JSON.stringify({
+  steps, prompts: ["p"], strips: [[]], finished: false, logged: steps.length,
+  logged_steps: steps.length,
+  rows: steps.map((_, i) => [i, 0, 0, 0, 0, "t", 1, 0, 0, 0, 0, null]),
+});
+elements.data = {textContent: given()};
+eval(readFileSync(process.argv[1], "utf8") + `
+  browse(JSON.parse(given(1, 2, 3)));
+  browse(JSON.parse(given(1, 2, 3, 4)));
+`);
+console.log(elements.at.textContent);
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_a_page_that_was_opened_before_any_completion_follows_the_last_step():
+    script = Path(live.__file__).parent / "html" / "browse.js"
+    ran = subprocess.run(
+        ["node", "-e", BROWSE, str(script)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "4 of 4\n"
 
 
 def test_what_was_spent_is_counted_up_to_each_step(tmp_path):

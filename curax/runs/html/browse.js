@@ -105,7 +105,7 @@ const browse = (() => {
   get("next").onclick = () => { shown += PAGE; draw(); };
 
   function show(given) {  // what the reader chose stays chosen; who looks at the last step follows it
-    const follows = when === last, at = when === "all" ? when : steps[when];
+    const follows = when === last || last < 0, at = when === "all" ? when : steps[when];
     data = given;
     rows = read();
     steps = data.steps;
