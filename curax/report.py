@@ -93,6 +93,7 @@ def watch(options: argparse.Namespace) -> int:
     site = live.Site(live.names_of(options.runs), options.title)
     with live.server(site, options.host, options.port) as serves:
         host, port = serves.server_address[:2]
+        host = f"[{host}]" if ":" in str(host) else host
         print(f"Serving http://{host}:{port}/ until Ctrl-C.", flush=True)
         try:
             serves.serve_forever()

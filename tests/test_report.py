@@ -800,6 +800,16 @@ def test_a_silent_reader_is_left_and_one_that_leaves_is_no_fault(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_a_page_is_served_at_an_address_of_ipv6(tmp_path):
+    with live.server(live.Site({"run": tmp_path}), "::1", 0) as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        port = made.server_address[1]
+        with urllib.request.urlopen(f"http://[::1]:{port}/version") as answer:
+            assert answer.status == 200
+        made.shutdown()
+
+
 BROWSE = """
 const {readFileSync} = require("fs");
 const elements = {};

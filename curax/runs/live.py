@@ -7,6 +7,7 @@ unless another address is named.
 
 import hashlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -154,6 +155,7 @@ def server(site: Site, host: str, port: int) -> ThreadingHTTPServer:
             del format, args  # a line for each look of each reader is of no use
 
     class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
