@@ -49,7 +49,7 @@ def parser() -> Parser:
 
 @survives_closed_output
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 bad input."""
+    """Exit status: 0 done, 2 bad input, 130 interrupted."""
     try:
         options = parser().parse_args(arguments)
         if options.watch:
@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, reading.DamagedError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -810,6 +810,14 @@ def test_a_page_is_served_at_an_address_of_ipv6(tmp_path):
         made.shutdown()
 
 
+def test_an_interrupt_while_a_page_is_drawn_is_130(tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reading, "read", interrupted)
+    assert report.main([str(tmp_path)]) == 130
+
+
 BROWSE = """
 const {readFileSync} = require("fs");
 const elements = {};
