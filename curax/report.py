@@ -90,8 +90,13 @@ def watch(options: argparse.Namespace) -> int:
     """Serve the pages until an interrupt; the exit status, 0.
 
     Raises:
-        ConfigError: a folder is missing, or the address cannot be taken.
+        ConfigError: a folder is missing, the address cannot be taken, or a file is
+            named.
     """
+    if options.out:
+        raise ConfigError(
+            f"--out {options.out}: --watch writes nothing; leave one of them away."
+        )
     site = live.Site(live.names_of(options.runs), options.title)
     with live.server(site, options.host, options.port) as serves:
         host, port = serves.server_address[:2]

@@ -881,6 +881,7 @@ def test_the_page_of_several_runs_is_written_and_wrong_names_are_refused(
         ([one, "--out", out], "leave --out away"),
         ([one, str(tmp_path / "no")], "no such folder"),
         ([str(tmp_path / "no"), "--watch"], "no such folder"),
+        ([one, "--watch", "--out", out], "--watch writes nothing"),
         ([one, "--watch", "--port", "99999"], "name another port"),
         ([one, two, "--out", str(tmp_path / "a" / "b")], "name another file"),
     ):
