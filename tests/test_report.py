@@ -884,6 +884,8 @@ def test_the_page_of_several_runs_is_written_and_wrong_names_are_refused(
         ([one, "--watch", "--out", out], "--watch writes nothing"),
         ([one, "--watch", "--port", "99999"], "name another port"),
         ([one, two, "--out", str(tmp_path / "a" / "b")], "name another file"),
+        ([one, two, "--out", "."], "Is a directory"),
+        ([one, two, "--out", "/"], "Is a directory"),
     ):
         assert words in refusal(report.main, *argv)
     with pytest.raises(ConfigError, match="no such folder"):

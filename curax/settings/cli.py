@@ -3,6 +3,7 @@
 import _thread
 import argparse
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -261,6 +262,8 @@ def still_there(path: Path, was: os.stat_result) -> bool:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file atomically: a failed write leaves the old file."""
+    if not path.name:  # "." and "/" have none
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(path.name + ".tmp")
     try:
         partial.unlink(missing_ok=True)  # a pipe of that name would be waited for
