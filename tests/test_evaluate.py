@@ -906,6 +906,19 @@ def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
     )
 
 
+@pytest.mark.long
+def test_a_grader_whose_file_changed_is_refused(place, whole):
+    (file := place / "marks.py").write_text(f"{GRADER}# mended\n")
+    status, _, err = main(*typed(place, whole[0]))
+    file.write_text(GRADER)
+    assert (status, err) == (
+        2,
+        f"curax.evaluate: --out {whole[0]} holds an evaluation by another content of "
+        "the file of its grader or environment; name another --out, or make them "
+        "agree.\n",
+    )
+
+
 def test_settings_of_a_killed_process_do_not_refuse_the_folder(tmp_path):
     (tmp_path / f"{runner.SETTINGS}.tmp").write_text("{")
     runner.check_folder(tmp_path, {"a": 1})

@@ -30,7 +30,9 @@ from curax.settings.cli import written_to
 from curax.settings.config_paths import changes
 
 SETTINGS, RESULTS = "settings.json", "results.json"
-MARKS = ("parameters", "questions", "answers")  # settings that are hashes
+# Settings that are hashes, and how an evaluation differs where they do.
+MARKS = {mark: f"of other {mark}" for mark in ("parameters", "questions", "answers")}
+MARKS["code"] = "by another content of the file of its grader or environment"
 LIBRARIES = ("jax", "flax", "numpy", "tokenizers", "math-verify")
 ENOUGH = 16  # completions without any outcome that stop an evaluation
 # Fixes where no completion has an outcome, by the first word of the reason.
@@ -128,9 +130,9 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
     old = described(path, "name another --out")
     for name, was, now in changes(old, json.loads(json.dumps(settings))):
         differs = f"with {name}={was}, and this is one with {now}"
-        for mark in MARKS:
+        for mark, other in MARKS.items():
             if name.startswith(mark):
-                differs = f"of other {mark}"
+                differs = other
         raise ConfigError(
             f"--out {out} holds an evaluation {differs}; name another --out, or make "
             "them agree."

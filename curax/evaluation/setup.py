@@ -30,7 +30,7 @@ from curax.step import mesh as meshes
 from curax.tasks import environments, file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import Task
-from curax.verify import graders
+from curax.verify import graders, serve
 from curax.verify.workers import pool
 
 FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
@@ -274,12 +274,14 @@ def _file_questions(
             judge = {"environment": describe(make), "max_answer_tokens": most}
             world = environments.of_text(make, form, most, **processes)
             present(world.start)()
+            judge |= _code(make, serve.ENVIRONMENT)
             how: tuple[Any, ...] = None, None, world
         else:
             made = pool(graders.outcome_of(grader), **processes)
             workers = opened.enter_context(made)
             workers.start()
             how = workers, graders.statement(grader)
+            judge |= _code(graders.outcome_of(grader), serve.GRADER)
     except (ValueError, RuntimeError) as error:
         raise ConfigError(str(error)) from error
     sets: dict[str, Questions] = {
@@ -294,6 +296,13 @@ def _file_questions(
         "deadline": args.deadline,
         "memory_mb": args.memory_mb,
     }
+
+
+def _code(served: Callable[..., Any], service: serve.Service) -> dict[str, Any]:
+    """Hash of the file of a grader or an environment that is not of curax."""
+    source = serve.source_of(served, service)
+    mine = not source.code or source.path.startswith(errors.PACKAGE)
+    return {} if mine else {"code": zlib.crc32(source.code)}
 
 
 def _import_function(option: str, name: str | None) -> Callable[..., Any] | None:
