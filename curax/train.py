@@ -172,6 +172,8 @@ def train_with_others(args: argparse.Namespace, argv: Sequence[str]) -> int:
         saved = partial(folder.last_checkpoint, workdir_of(args))
         named = args.coordinator, args.processes, args.process
         peers.start(*named, saved=saved, seconds=seconds)
+        for name in ("resume", "dry_run", "profile"):  # they decide what is exchanged
+            peers.same(f"--{name.replace('_', '-')}", getattr(args, name))
         status = train(args, argv)
         peers.finish(status)
     except ConfigError as error:

@@ -192,6 +192,22 @@ def test_processes_that_are_named_by_halves_are_refused(typed, said, capsys):
     assert capsys.readouterr().err == f"curax.train: {said}\n"
 
 
+@pytest.mark.parametrize("typed", ["--resume", "--dry-run", "--profile 2"])
+def test_an_option_of_one_process_alone_is_refused(
+    typed, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(peers, "start", lambda *_, **__: None)
+    monkeypatch.setattr(peers, "gather", lambda value: [value, 0])
+    named = f"--coordinator a:1 --processes 2 --process 0 --workdir {tmp_path / 'run'}"
+    assert train.main([*named.split(), *typed.split()]) == 2
+    name = typed.split()[0]
+    assert capsys.readouterr().err == (
+        f"curax.train: {name} of process 1 differs from that of process 0; start all "
+        "processes with the same command, code and files.\n"
+    )
+    assert not (tmp_path / "run").exists()
+
+
 # ----- pieces
 
 
