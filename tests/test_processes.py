@@ -5,6 +5,8 @@ import io
 import re
 import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -190,6 +192,20 @@ def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
 def test_processes_that_are_named_by_halves_are_refused(typed, said, capsys):
     assert train.main(typed.split()) == 2
     assert capsys.readouterr().err == f"curax.train: {said}\n"
+
+
+def test_a_process_that_is_aborted_says_so(capfd):
+    """As JAX does where one process more than were asked for has come."""
+    code = (
+        "import os; from curax.processes import watch; watch.GRACE = 0.1; "
+        "one = watch.Watch(1, 2, lambda: 'it is intact'); one.begin(); os.abort()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=many.ROOT, timeout=60)
+    assert done.returncode == 1
+    assert capfd.readouterr().err == (
+        "curax.train: process 1 of 2 was aborted, see above; go on with --resume: it "
+        "is intact.\n"
+    )
 
 
 @pytest.mark.parametrize("typed", ["--resume", "--dry-run", "--profile 2"])

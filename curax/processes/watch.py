@@ -142,8 +142,7 @@ class Watch:
             link.settimeout(SILENCE)
             thread = threading.Thread(target=self._hear, args=(peer, link), daemon=True)
             self._threads[peer] = thread
-        # Time for the thread that hears of the end of process 0 to say so.
-        self._handler = _on_abort(lambda: time.sleep(2 * GRACE))
+        self._handler = _on_abort(self._aborted)
         beats = threading.Thread(target=self._beat, daemon=True)
         for thread in (*self._threads.values(), beats):
             thread.start()
@@ -181,17 +180,24 @@ class Watch:
                 # JAX ends this process at once where process 0 has died.
                 return self._lost(peer, "has ended", GRACE if peer else 0.0)
 
+    def _aborted(self) -> None:
+        """Say that this process is aborted, unless the end of another is said first."""
+        time.sleep(2 * GRACE)  # for the thread that hears of that
+        self._finish(f"process {self._index} of {self._count} was aborted, see above")
+
     def _lost(self, peer: int, what: str, grace: float) -> None:
         """Report a lost process and end this one, unless it is already ending."""
         time.sleep(grace)
+        ends = f"process {peer} of {self._count} {what}, so process {self._index} ends"
+        self._finish(ends)
+
+    def _finish(self, why: str) -> None:
+        """Say why this process ends, and end it with status 1, unless it is ending."""
         with self._lock:
             if self._leaving:
                 return
             self._leaving = True
-        text = (
-            f"curax.train: process {peer} of {self._count} {what}, so process "
-            f"{self._index} ends; go on with --resume: {self._saved()}.\n"
-        )
+        text = f"curax.train: {why}; go on with --resume: {self._saved()}.\n"
         os.write(2, text.encode())
         self._end(1)
 
