@@ -216,7 +216,8 @@ def sample(
         `sampling.replay_support` the tokens that this could be.
 
     Raises:
-        ConfigError: the task has an environment that is asked from the host.
+        ConfigError: the task has an environment that is asked from the host, or n is
+            below 1.
     """
     if play.hosted(parts):
         raise ConfigError(
@@ -224,6 +225,8 @@ def sample(
             "make steps by curax.train_step, or name a task whose environment is a JAX "
             "function."
         )
+    if each < 1:
+        raise ConfigError(f"each={each} must be at least 1.")
     request = draw.plain(prompts, each, key, draw.to_train(parts))
     return draw.draw(parts, state, request)
 

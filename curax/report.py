@@ -97,6 +97,11 @@ def watch(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"--out {options.out}: --watch writes nothing; leave one of them away."
         )
+    if not options.host:
+        raise ConfigError(
+            "--host is empty, which is every address of this machine; name one, as "
+            "127.0.0.1, or 0.0.0.0 for all."
+        )
     site = live.Site(live.names_of(options.runs), options.title)
     with live.server(site, options.host, options.port) as serves:
         host, port = serves.server_address[:2]

@@ -574,6 +574,7 @@ BROKEN = {
     "line 1 column 1 (char 0); mend that line.",
     "def get_config():\n    assert False\n": ":2: AssertionError: no message; "
     "mend that line.",
+    "\nraise SystemExit\n": ":2: SystemExit: no message; mend that line.",
     "x = 1\n": ": no get_config(); define one that returns a Config.",
     "def get_config():\n    return {}\n": ": get_config() returned a dict; "
     "return a Config.",

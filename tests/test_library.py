@@ -182,6 +182,8 @@ def test_what_no_program_can_call_is_refused_in_a_sentence():
     )
     with pytest.raises(ConfigError, match=r"^task\.environment is asked from the host"):
         curax.sample(replace(built, task=asked), *nothing)
+    with pytest.raises(ConfigError, match=r"^each=0 must be at least 1\.$"):
+        curax.sample(built, None, None, 0, None)  # pyright: ignore[reportArgumentType]
     for call in (curax.init, curax.train_step, curax.run):
         with pytest.raises(ConfigError, match=r"mesh\.data, .* to 1"):
             call(meshed)

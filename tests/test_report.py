@@ -883,6 +883,7 @@ def test_the_page_of_several_runs_is_written_and_wrong_names_are_refused(
         ([str(tmp_path / "no"), "--watch"], "no such folder"),
         ([one, "--watch", "--out", out], "--watch writes nothing"),
         ([one, "--watch", "--port", "99999"], "name another port"),
+        ([one, "--watch", "--host", ""], "every address of this machine"),
         ([one, two, "--out", str(tmp_path / "a" / "b")], "name another file"),
         ([one, two, "--out", "."], "Is a directory"),
         ([one, two, "--out", "/"], "Is a directory"),

@@ -25,6 +25,7 @@ from curax.settings.config_types import ConfigError
 from curax.settings.packages import is_installed, missing
 
 FOLDERS = ("curax.", "curax.verify.", "curax.tasks.", "")  # of modules named shortly
+RAISED = Exception, SystemExit  # what a user's file may raise: a script ends itself
 
 
 class NotFoundError(ValueError):
@@ -112,7 +113,7 @@ def _file(home: str) -> types.ModuleType:
             f"cannot be read ({error.strerror}); name a Python file and a function of "
             "it, FILE.py:FUNCTION."
         ) from error
-    except Exception as error:  # a user's file may raise anything
+    except RAISED as error:
         sys.modules.pop(home, None)
         raise NotFoundError(f"cannot be loaded, {failure(path, error)}") from error
 
@@ -138,7 +139,7 @@ def _module(home: str) -> types.ModuleType:
     with_working_directory()
     try:
         return importlib.import_module(home)
-    except Exception as error:  # a user's module may raise anything
+    except RAISED as error:
         fix = f"({error}); write MODULE:FUNCTION, of a module that Python finds, or "
         fix += "FILE.py:FUNCTION."
         if isinstance(error, ModuleNotFoundError) and error.name == home.split(".")[0]:

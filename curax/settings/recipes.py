@@ -38,7 +38,7 @@ def made_by(
         if not isinstance(made, kind):
             found = type(made).__name__
             raise ConfigError(f"{function}() returned a {found}; return {wanted}.")
-    except Exception as error:
+    except functions.RAISED as error:
         raise ConfigError(functions.failure(path, error)) from error
     return made
 
