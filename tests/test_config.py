@@ -591,7 +591,8 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN)
 def test_a_broken_config_file_is_named_with_its_line(written, text):
     path = written(text)
-    assert error_of(cf.load, path) == f"{path}{BROKEN[text]}"
+    said = error_of(cf.load, path).replace(". Did you mean 'steps'?", "")  # of 3.13
+    assert said == f"{path}{BROKEN[text]}"
 
 
 def test_a_missing_config_file_is_told_from_its_neighbours(tmp_path):
