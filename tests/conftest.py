@@ -39,6 +39,9 @@ FLAGS = (
 if importlib.metadata.version("jaxlib") < "0.11":
     # A third less time to compile; later versions no longer know the option.
     FLAGS += ("--xla_cpu_use_fusion_emitters=false",)
+else:
+    # Else devices may take up collectives in different orders, and wait for each other.
+    FLAGS += ("--xla_cpu_enable_concurrency_optimized_scheduler=false",)
 # A worker finds those of the process that started it. Each once: the key of a compiled
 # program holds them, and one process alone shares the programs of several.
 set_before = os.environ.get("XLA_FLAGS", "").split()

@@ -313,3 +313,24 @@ def test_a_task_that_needs_what_is_not_installed_gets_the_line_that_installs_it(
         "the package sklearn_x is not installed; run pip install sklearn_x, or put its "
         "folder on PYTHONPATH if it is yours."
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "jaxlib", "then"),
+    [
+        (None, "0.12.0", None),
+        ("--a=1", "0.12.0", "--a=1"),
+        (f"--{run.DEVICES}=8", "0.10.2", f"--{run.DEVICES}=8"),
+        (f"--{run.DEVICES}=8", "0.12.0", f"--{run.DEVICES}=8 {run.IN_ORDER}=false"),
+        (f"--{run.DEVICES}=8 {run.IN_ORDER}", "0.12.0", None),
+    ],
+)
+def test_devices_of_one_cpu_take_up_collectives_in_one_order(
+    given, jaxlib, then, monkeypatch
+):
+    monkeypatch.setattr(run, "version", lambda _: jaxlib)
+    monkeypatch.delenv("XLA_FLAGS")
+    if given:
+        monkeypatch.setenv("XLA_FLAGS", given)
+    run.set_up_libraries()
+    assert os.environ.get("XLA_FLAGS") == (then or given)

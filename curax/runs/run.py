@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ from curax.step import build, loops, rehearsal, stages
 from curax.step.states import Warm
 from curax.step.types import Components
 from curax.types import TrainState
+
+DEVICES = "xla_force_host_platform_device_count"
+IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 class RunError(RuntimeError):
@@ -158,7 +162,16 @@ def say(text: str) -> None:
 
 
 def set_up_libraries() -> None:
-    """JAX's compilation cache is the user's cache folder, unless one is set."""
+    """Set what JAX and XLA read later, where it is not set.
+
+    The compilation cache is in the user's cache folder. Several devices of one CPU run
+    what they have in one order: with JAX 0.12 each else begins with what is ready, and
+    devices that begin with different collectives wait for each other for ever.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    several = DEVICES in flags or jax.config.values["jax_num_cpu_devices"] > 1
+    if several and IN_ORDER not in flags and version("jaxlib") >= "0.11":
+        os.environ["XLA_FLAGS"] = f"{flags} {IN_ORDER}=false".strip()
     if jax.config.values["jax_compilation_cache_dir"] is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         jax.config.update("jax_compilation_cache_dir", str(home / "curax" / "jax"))
