@@ -250,8 +250,9 @@ def test_pages_of_text_have_the_tables_that_the_results_give(folder):
     text = page(f"experiments/{folder}/README.md", whole=True)
     tables = in_text.tables(folder)
     said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
-    chains = page("experiments/factorial/README.md", whole=True)
-    assert [gap for gap in said if gap not in "".join([*tables, chains])] == []
+    others = [page("experiments/factorial/README.md", whole=True)]
+    others += in_text.tables("text")
+    assert [gap for gap in said if gap not in "".join([*tables, *others])] == []
     assert f"all {len(in_text.differences(folder))} gaps and effects" in " ".join(
         text.split()
     )

@@ -61,7 +61,8 @@ class Progress:
         """Start the display; what is logged on the same terminal goes above it."""
         before = sys.stderr
         self._bars.start()
-        for handler in logging.getLogger().handlers if before.isatty() else ():
+        seen = before is not None and before.isatty()  # None: closed
+        for handler in logging.getLogger().handlers if seen else ():
             if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 handler.setStream(sys.stderr)
                 self._redirected.append((handler, before))

@@ -35,7 +35,7 @@ PAGES = {"text": short.get_experiment, "text_long": long.get_experiment}
 BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
 RATE = "optimizer.learning_rate"
 LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
-PLACES = (1 / 8, 1 / 4, 1 / 2, 1)  # shares of the tokens
+PLACES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # shares of the tokens
 RESAMPLES = 2000
 BEGIN = "<!-- tables: python -m experiments.text.show -->"
 
@@ -260,13 +260,16 @@ def horizon_table(page: str) -> str:
             for name, pair in chains.twins(eight(rates(regime))).items():
                 choice, at = name.split(", ")
                 if choice == next(iter(EFFECTS)):
-                    gaps = (
+                    gaps = [
                         np.subtract(*(of_arm(arm, regime, what, x) for arm in pair))
                         for x in PLACES
-                    )
+                    ]
+                    gaps += [gaps[-1] - gaps[1], gaps[-1] - gaps[-2]]
                     means = (Effect(regime, "claim", at, gap).mean for gap in gaps)
                     body.append([regime, what, at, *(plus_minus(x) for x in means)])
-    head = [f"at {count_text(share * made.tokens)} tokens" for share in PLACES]
+    at = [count_text(share * made.tokens) for share in PLACES]
+    head = [*(f"at {place} tokens" for place in at), f"from {at[1]} on"]
+    head.append(f"from {at[-2]} on")
     return markdown(["right alone", "of", "at", *head], body)
 
 
