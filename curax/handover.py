@@ -48,7 +48,8 @@ class AbsentError(Exception):
 
 
 ABSENT = AbsentError, ConnectionError  # what a call that is not answered raises
-SHAPES = TypeError, KeyError, IndexError, ValueError, AttributeError  # of other replies
+# What reading a reply of another shape raises.
+SHAPES = TypeError, KeyError, IndexError, ValueError, AttributeError
 
 
 class Ask(NamedTuple):

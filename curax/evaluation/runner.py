@@ -31,8 +31,12 @@ from curax.settings.config_paths import changes
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 # Settings that are hashes, and how an evaluation differs where they do.
-MARKS = {mark: f"of other {mark}" for mark in ("parameters", "questions", "answers")}
-MARKS["code"] = "by another content of the file of its grader or environment"
+MARKS = {
+    "parameters": "of other parameters",
+    "questions": "of other questions",
+    "answers": "of other answers",
+    "code": "by another content of the file of its grader or environment",
+}
 LIBRARIES = ("jax", "flax", "numpy", "tokenizers", "math-verify")
 ENOUGH = 16  # completions without any outcome that stop an evaluation
 # Fixes where no completion has an outcome, by the first word of the reason.

@@ -301,8 +301,9 @@ def _file_questions(
 def _code(served: Callable[..., Any], service: serve.Service) -> dict[str, Any]:
     """Hash of the file of a grader or an environment that is not of curax."""
     source = serve.source_of(served, service)
-    mine = not source.code or source.path.startswith(errors.PACKAGE)
-    return {} if mine else {"code": zlib.crc32(source.code)}
+    if not source.code or source.path.startswith(errors.PACKAGE):
+        return {}
+    return {"code": zlib.crc32(source.code)}
 
 
 def _import_function(option: str, name: str | None) -> Callable[..., Any] | None:

@@ -44,6 +44,7 @@ from curax.step.states import Warm
 from curax.step.types import Components
 from curax.types import TrainState
 
+# Options of XLA: devices of one CPU, and whether each begins with what is ready.
 DEVICES = "xla_force_host_platform_device_count"
 IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
