@@ -247,6 +247,16 @@ def test_the_last_of_two_assignments_to_a_name_counts():
     assert assigned("memory.prior=[3, 4]", "memory.prior.0=2").memory.prior == (2, 4)
 
 
+def test_an_assignment_that_undoes_one_before_it_is_refused():
+    both = ["shape.high=0.2", "shape=test_config_paths.clipped"]
+    built = tree(shape=partial(clipped, high=0.1))
+    assert leaves(paths.assign(built, both[::-1]))["shape.high"] == 0.2
+    for given in (both, {"shape.high": 0.2, "shape": clipped}):
+        said = error_of(paths.assign, built, given)
+        assert "would undo shape.high=0.2, which stands before it; set shape" in said
+    assert paths.assign(built, ["shape.high=0.2", "shape=none"]).shape is None
+
+
 def test_a_tuple_takes_any_length_only_where_its_annotation_says_so():
     got = assigned("optimizer.learning_rate.edges=[1, 2, 3]")
     rate = paths.option(got.optimizer, "learning_rate")

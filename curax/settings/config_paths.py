@@ -292,9 +292,11 @@ def assign(
         aliases: names used by other programs and their dotted names, for messages.
 
     Raises:
-        ConfigError: an unknown name, or a value of the wrong type.
+        ConfigError: an unknown name, a value of the wrong type, or one that undoes
+            what was assigned before it.
     """
     draft = copy.copy(tree)
+    before: dict[str, str] = {}  # name -> NAME=VALUE
 
     def edit(name: str, value: object, readings: list[Any]) -> _Edit:
         *_, last = parts = name.split(".")
@@ -315,7 +317,25 @@ def assign(
             name, this = text, edit(text, value, [_literal(value), value])
         field, value = _assign_below("", Place(draft), name.split("."), this)
         object.__setattr__(draft, field, value)
+        _check_kept(Place(draft), name, this.shown, before)
+        before[name] = this.shown
     return draft
+
+
+def _check_kept(place: Place, name: str, shown: str, before: Mapping[str, str]) -> None:
+    """Check that an assignment does not undo one before it to a part of its value.
+
+    Raises:
+        ConfigError: it does, and its value has that part too.
+    """
+    lost = [one for one in before if one.startswith(f"{name}.")]
+    there = {at for at, _ in place.walk()} if lost else ()
+    for one in lost:
+        if one in there:
+            raise ConfigError(
+                f"{shown} begins {name} anew and would undo {before[one]}, which stands "
+                f"before it; set {name} first, or leave one out."
+            )
 
 
 def _assign_below(
