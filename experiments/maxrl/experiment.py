@@ -23,7 +23,7 @@ def get_experiment() -> Experiment:
             "maxrl_16": ("maxrl", wide),
         },
         common={"update.minibatches": 1, "task.errors": (0.05, 0.40, 0.97)},
-        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3)},
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         tokens=120_000,
         steps=320,
