@@ -188,6 +188,42 @@ def test_an_interrupt_that_comes_while_garbage_is_collected_is_heard():
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
+COMPILING = """
+import atexit, signal, sys
+from curax.settings.cli import command_line
+
+@command_line("curax.one")
+def main(argv):
+    import jax, jax.numpy as jnp
+    atexit.register(print, "ended")
+
+    def slow(x):
+        for add in range(1000):
+            x = jnp.sin(x) @ x + add
+        return x
+
+    program = jax.jit(slow).lower(jnp.ones((64, 64)))
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    program.compile()
+    print("compiled")
+    return 0
+
+sys.exit(main())
+"""
+
+
+def test_an_interrupt_while_jax_compiles_for_minutes_ends_the_process():
+    slow = {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILING],
+        capture_output=True,
+        timeout=30,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | slow,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"ended\n", b"")
+
+
 def test_what_else_python_drops_is_told_as_before(monkeypatch):
     told, dropped = [], SimpleNamespace(exc_type=ValueError)
     monkeypatch.setattr(sys, "unraisablehook", told.append)

@@ -2,6 +2,7 @@
 
 import _thread
 import argparse
+import atexit
 import contextlib
 import errno
 import functools
@@ -211,6 +212,37 @@ def _interrupt_soon() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+class _Leaving:
+    """How a process ends whose work a Ctrl-C has left.
+
+    What JAX compiled then goes on. At its exit JAX would wait for that, however long it
+    takes, and crash; so the process ends without it, after all later exit handlers.
+    """
+
+    def __init__(self):
+        self._ready, self._left = False, False
+
+    def prepare(self) -> None:
+        """To be called by a command that is the whole of its process, before JAX."""
+        if not self._ready:
+            atexit.register(self._exit)
+        self._ready = True
+
+    def leave(self) -> None:
+        """Leave what JAX is doing when the process ends."""
+        api: Any = sys.modules.get("jax._src.api")  # no public name
+        if self._ready and hasattr(api, "clean_up"):
+            self._left = True
+            atexit.unregister(api.clean_up)
+
+    def _exit(self) -> None:
+        if self._left:
+            os._exit(130)
+
+
+_LEAVING = _Leaving()
+
+
 def command_line(
     name: str, *, goes_on: bool = False
 ) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
@@ -229,7 +261,10 @@ def command_line(
         @survives_closed_output
         @functools.wraps(main)
         def whole(argv: Sequence[str] | None = None) -> int:
-            argv = sys.argv[1:] if argv is None else list(argv)
+            if argv is None:
+                _LEAVING.prepare()
+                argv = sys.argv[1:]
+            argv = list(argv)
             try:
                 with hears_interrupts():
                     return main(argv)
@@ -238,6 +273,7 @@ def command_line(
                 return 2
             except (KeyboardInterrupt, Exception) as error:
                 if interrupted(error):
+                    _LEAVING.leave()
                     if goes_on:
                         command = again(name.removeprefix("curax."), argv)
                         print(f"Stopped; to go on: {command}")
