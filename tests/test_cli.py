@@ -273,6 +273,14 @@ def test_an_interrupt_of_the_compiler_of_a_gpu_stops_the_command():
         commanded(jax.errors.JaxRuntimeError(said.format(255)))
 
 
+def test_an_interrupt_where_a_module_is_imported_stops_the_command():
+    error = ImportError("initialization failed")
+    with pytest.raises(ImportError):
+        commanded(error)
+    error.__cause__ = KeyboardInterrupt()
+    assert commanded(error) == 130
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError(FULL), *map(jax.errors.JaxRuntimeError, ("", " Ctrl-C"))]
 )

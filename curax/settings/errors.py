@@ -60,8 +60,11 @@ def interrupted(error: BaseException) -> bool:
     """Whether an error is a Ctrl-C, as one that JAX tells of as its own.
 
     So it does where a program had called back for Python, and on NVIDIA GPUs where one
-    is compiled, as all processes of a terminal get the signal.
+    is compiled, as all processes of a terminal get the signal. A module in C++ that is
+    being imported has it as the cause of an ImportError.
     """
+    if isinstance(error, ImportError):
+        return isinstance(error.__cause__, KeyboardInterrupt)
     if type(error).__name__ == "JaxRuntimeError":
         return re.search(BY_JAX, str(error), re.MULTILINE) is not None
     return isinstance(error, KeyboardInterrupt)
