@@ -237,6 +237,8 @@ class _Leaving:
 
     def _exit(self) -> None:
         if self._left:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
             os._exit(130)
 
 
