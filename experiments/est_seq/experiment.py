@@ -53,7 +53,7 @@ def get_experiment() -> Experiment:
         },
         common=like.common,
         warm_start=like.warm_start,
-        tune={regimes.RATE: (1e-4, 3e-4, 1e-3)},
+        tune={regimes.RATE: (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         tokens=40_000,
         steps=1500,
