@@ -65,11 +65,25 @@ def test_prompts_are_what_an_environment_says_first_of_each_seed():
     assert "No." in said(made, "8", target=7)[1]
 
 
+def begins(*, words):
+    """It says these first."""
+    return Environment(
+        reset=lambda *_: None, observe=lambda *_: None, opening=lambda _: words
+    )
+
+
 @pytest.mark.first(1)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"environment": partial(find, speaks=False)}, "says nothing first for seed 0"),
+        ({"environment": partial(begins, words=None)}, "opening gives None"),
+        ({"environment": partial(begins, words=[1, 2])}, "opening gives .1, 2"),
+        (
+            {"environment": partial(begins, words="a" * (2**18 + 1))},
+            "gives 262145 characters, above 262144",
+        ),
+        ({"environment": find, "seed": 2**31 - 7}, "to at most 2147483640"),
         ({"environment": find, "max_prompt_tokens": 2}, "set task.max_prompt_tokens="),
         ({"environment": lambda: None}, "define it with def at the top level"),
     ],

@@ -25,6 +25,8 @@ from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import HostEnvironment, Task
 
+LAST = 2**31 - 1  # the largest target
+
 
 @declares(
     tokenizer="tokenizer", prompt_tokens="max_prompt_tokens", environment="environment"
@@ -72,6 +74,13 @@ def task(
         ValueError: in a sentence, for an option, or where the environment has no
             opening.
     """
+    last = seed + size + num_held_out - 1
+    if last > LAST:
+        raise ValueError(
+            f"task.seed={seed} and {size + num_held_out} episodes need seeds of up to "
+            f"{last}, and targets are at most {LAST}; set task.seed to at most "
+            f"{max(LAST - (last - seed), 0)}."
+        )
     form = PromptFormat(
         tokenizer=file_task.load_tokenizer(tokenizer),
         chat=chat,

@@ -44,7 +44,8 @@ class Service(NamedTuple):
 GRADER = Service("grader", ("prompt", "completion", "answer"), "a number")
 ENVIRONMENT = Service("environment", (), "a types.Environment")
 STATE_BYTES = 2**20  # of a pickled state, at most
-TOKENS = 2**18  # or characters, of an observation; what is behind them is not sent
+TOKENS = 2**18  # or characters, of an observation; what is behind them is not sent.
+# An opening is sent whole, or not at all.
 
 _CHARACTERS = 200  # of an error that are reported
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # options of prctl
@@ -363,8 +364,13 @@ def _answer(environment: Any, measures: tuple[str, ...], check: bytes) -> Any:
         else:
             before = pickle.loads(base64.b64decode(state))
         if turn is None:
-            words = {"tokens": environment.opening(before), "state": ""}
-            return {**words, "done": False, "reward": 0.0, "found": {}}
+            words = environment.opening(before)
+            if not isinstance(words, str):
+                return f"error: opening gives {short(repr(words))}"
+            if len(words) > TOKENS:
+                return f"error: opening gives {len(words)} characters, above {TOKENS}"
+            rest = {"state": "", "done": False, "reward": 0.0, "found": {}}
+            return {"tokens": words, **rest}
         after, seen = after_a_turn(environment.observe(before, turn))
         found = environment.measure(after) if environment.measure else {}
         if {*found} != {*measures}:
