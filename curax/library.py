@@ -160,11 +160,22 @@ def datum(
             then are; None: they are of the whole vocabulary.
 
     Raises:
-        ConfigError: shapes do not fit each other.
+        ConfigError: there are no rows, shapes do not fit each other, or context names
+            a prompt that is not there, which is not seen while it is traced.
     """
     shape, credit = mask.shape, jnp.asarray(advantage, jnp.float32)
+    if len(shape) != 2 or min(shape) < 1:
+        raise ConfigError(
+            f"mask of curax.datum has shape {shape}; give one of rows and tokens, at "
+            "least one of each."
+        )
     _check_rows(shape, tokens=tokens, logp=logp)
     _check_rows(shape[:1], context=context)
+    if credit.ndim:
+        _check_rows(shape[: credit.ndim], advantage=credit)
+    if support is not None:
+        _check_rows((*shape, *support.shape[2:3]), support=support)
+    _check_prompts(context, len(prompts.tokens))
     if context is None and shape[0] != len(prompts.tokens):
         raise ConfigError(
             f"curax.datum is given {shape[0]} rows of {len(prompts.tokens)} prompts; "
@@ -196,6 +207,22 @@ def _check_rows(shape: tuple[int, ...], **arrays: jax.Array | None) -> None:
                 f"{name} of curax.datum has shape {array.shape}, and by its mask there "
                 f"are {shape}; give these."
             )
+
+
+def _check_prompts(context: jax.Array | None, count: int) -> None:
+    """Raise a ConfigError if `context` of `datum` has values outside [0, count)."""
+    if context is None:
+        return
+    try:
+        found = np.asarray(context)
+    except jax.errors.TracerArrayConversionError:
+        return
+    outside = found[(found < 0) | (found >= count)]
+    if outside.size:
+        raise ConfigError(
+            f"context of curax.datum has {outside[0]}, and there are {count} prompts; "
+            f"give each row one from 0 to {count - 1}."
+        )
 
 
 def sample(
@@ -269,8 +296,16 @@ def forward_backward(
 
     Returns:
         The gradient, like `state.params`; `loss` `[]` and `logp` `[M, T]` float32.
+
+    Raises:
+        ConfigError: `weight` has another shape than the rows.
     """
     batch = rows.batch
+    if weight is not None and jnp.shape(weight) != batch.mask.shape:
+        raise ConfigError(
+            f"weight of curax.forward_backward has shape {jnp.shape(weight)}, and the "
+            f"rows have {batch.mask.shape}; give one of each token."
+        )
 
     def of_tokens(logp, _, part):
         return loss(logp, part.logp_old, part.credit, part.mask)

@@ -247,11 +247,32 @@ def test_rows_to_train_on_fit_their_prompts():
     curax.datum(prompts, tokens[:2], mask[:2])
     with pytest.raises(ConfigError, match="given 6 rows of 2 prompts; give context"):
         curax.datum(prompts, tokens, mask)
-    wrong = {"logp": mask[:, :2], "context": context[:2], "tokens": tokens[:, :1]}
+    wrong = {
+        "logp": mask[:, :2],
+        "context": context[:2],
+        "tokens": tokens[:, :1],
+        "advantage": np.ones(3),
+        "support": tokens[:4, :, None],
+        "mask": mask[:0],
+    }
+    given: Any = {"tokens": tokens, "mask": mask, "context": context}
     for name, value in wrong.items():
-        given = {"tokens": tokens, "mask": mask, "context": context, name: value}
         with pytest.raises(ConfigError, match=f"^{name} of curax.datum has shape"):
-            curax.datum(prompts, **given)
+            curax.datum(prompts, **given | {name: value})
+    for place in (2, -1):
+        with pytest.raises(ConfigError, match=f"has {place}, and there are 2 prompts"):
+            curax.datum(prompts, **given | {"context": np.full(6, place)})
+    for credit in (np.ones(6), np.ones((6, 3)), 0.5):
+        rows = curax.datum(prompts, **given, advantage=credit)
+        assert rows.batch.credit.shape == (6, 3)
+
+
+def test_the_share_of_each_token_is_asked_for(followed):
+    """One of rows would be taken for one of columns, where there are as many."""
+    parts, state = followed["parts"], followed["mine"]
+    rows, loss = followed["rows"], curax.loss.reinforce
+    with pytest.raises(ConfigError, match=r"weight of .* has shape \(4,\)"):
+        curax.forward_backward(parts, state, rows, loss, weight=np.ones(4))
 
 
 @pytest.mark.parametrize(
