@@ -24,7 +24,8 @@ TOKENIZER = (
     *("tokenizer.json", "*.model", "vocab.json", "merges.txt", "added_tokens.json"),
     *("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
 )
-CONFIG = ("config.json", "generation_config.json", "curax.json")
+ADAPTER = "adapter_config.json"  # of a folder that holds adapters alone, as peft has it
+CONFIG = ("config.json", "generation_config.json", "curax.json", ADAPTER)
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 DATA = (".jsonl", ".parquet", ".json")
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -101,14 +102,22 @@ def checkpoint(path: str | Path, *, weights: bool = True) -> Path:
         weights: whether the weights are needed too, not only config and tokenizer.
 
     Raises:
-        HubError: as `pinned`.
+        HubError: as `pinned`; or it has the weights of adapters alone.
     """
-    name = parsed(path, "model")
-    if name is None:
-        return Path(path)
-    wanted = [*CONFIG, *TOKENIZER, *(WEIGHTS if weights else ())]
-    # To the hub a `*` passes `/`, and folders hold the weights in other forms.
-    return _snapshot(name, "model", wanted, ignore=["*/*"])
+    name, folder = parsed(path, "model"), Path(path)
+    if name is not None:
+        wanted = [*CONFIG, *TOKENIZER, *(WEIGHTS if weights else ())]
+        # To the hub a `*` passes `/`, and folders hold the weights in other forms.
+        folder = _snapshot(name, "model", wanted, ignore=["*/*"])
+    here = folder.expanduser()
+    alone = (here / ADAPTER).is_file() and not (here / "config.json").exists()
+    if weights and alone:  # a tokenizer may lie beside them
+        raise HubError(
+            f"{path} holds adapters without the checkpoint that they belong to; name "
+            "the folder of a run, or of both merged, as curax export writes it without "
+            "--adapter."
+        )
+    return folder
 
 
 def data(path: str | Path, split: str) -> Path:

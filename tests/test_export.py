@@ -14,9 +14,9 @@ import real
 import saved
 import small
 import tiny
-from outputs import printed, snapshot
+from outputs import printed, refusal, snapshot
 
-from curax import export
+from curax import evaluate, export
 from curax.arrays import frozen
 from curax.config import override
 from curax.library import predict
@@ -108,6 +108,13 @@ def test_adapters_alone_are_written_as_peft_has_them(tmp_path, runs):
     assert sum(np.prod(one.shape) for one in held.values()) == sum(
         leaf.size for leaf in ours
     )
+    without = "holds adapters without the checkpoint that they belong to; name the "
+    assert without in refusal(evaluate.main, "--model", tmp_path / "new")
+    with pytest.raises(ValueError, match=without):
+        pretrained.model(path=str(tmp_path / "new"))
+    file = tmp_path / "new/tokenizer.json"  # which may lie beside them, and be named
+    shutil.copy(real.checkpoint(small=True) / file.name, file)
+    assert text.load(file.parent).size
 
 
 def test_a_folder_may_be_called_by_bytes_that_are_no_text(tmp_path, runs):
