@@ -196,7 +196,13 @@ def datum(
         logp_ref=None,
         support=support,
     )
-    return Datum(contexts=hint.none(prompts), batch=batch)
+    return Datum(contexts=hint.none(_as_jax(prompts)), batch=batch)
+
+
+def _as_jax(prompts: Prompts) -> Prompts:
+    """Prompts as arrays of JAX; a task that reads files gives those of NumPy."""
+    tokens, mask = jnp.asarray(prompts.tokens), jnp.asarray(prompts.mask)
+    return dataclasses.replace(prompts, tokens=tokens, mask=mask)
 
 
 def _check_rows(shape: tuple[int, ...], **arrays: jax.Array | None) -> None:
@@ -254,7 +260,7 @@ def sample(
         )
     if each < 1:
         raise ConfigError(f"each={each} must be at least 1.")
-    request = draw.plain(prompts, each, key, draw.to_train(parts))
+    request = draw.plain(_as_jax(prompts), each, key, draw.to_train(parts))
     return draw.draw(parts, state, request)
 
 

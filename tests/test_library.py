@@ -267,6 +267,19 @@ def test_rows_to_train_on_fit_their_prompts():
         assert rows.batch.credit.shape == (6, 3)
 
 
+def test_prompts_may_be_of_the_host_as_those_of_files_are(followed):
+    parts, state = followed["parts"], followed["mine"]
+    prompts = parts.task.prompts(jax.numpy.arange(2))
+    drawn, logp = [], []
+    for asked in (prompts, jax.tree.map(np.asarray, prompts)):
+        own = curax.sample(parts, state, asked, 2, jax.random.key(0))
+        rows = curax.datum(asked, own.tokens, own.mask, context=own.context)
+        drawn.append(own.tokens)
+        logp.append(curax.compute_logprobs(parts, state, rows))
+    np.testing.assert_array_equal(*drawn)
+    np.testing.assert_array_equal(*logp)
+
+
 def test_the_share_of_each_token_is_asked_for(followed):
     """One of rows would be taken for one of columns, where there are as many."""
     parts, state = followed["parts"], followed["mine"]
