@@ -67,6 +67,10 @@ def test_what_is_not_finite_is_named(changed, culprit):
             "that it logged",
         ),
         (
+            {"outcome/missing": 8.0, "engine/missing": 8.0},
+            "the engine gave no completion; look at the warnings that it logged",
+        ),
+        (
             {},
             "no completion passed the gate and the down-sampling with credit left; "
             "loosen gate or downsample, or raise sampling.group_size",
@@ -142,6 +146,11 @@ def test_steps_without_any_outcome_are_counted_in_a_row():
         row = {"outcome/missing": float(missing), "rollout/drawn": float(drawn)}
         assert must_stop(totals, row) is None
         assert totals.missing_in_a_row == want
+    row = {"outcome/missing": 8.0, "rollout/drawn": 8.0, "engine/missing": 8.0}
+    totals.missing_in_a_row = 19
+    why = must_stop(totals, row)
+    assert why.startswith("the engine gave no completion in the last 20 steps")
+    assert why.endswith("mend the engine and go on with --resume.")
 
 
 FEW = {"format/effective_number": 1.9, "reflect/thought_tokens": 90.0}

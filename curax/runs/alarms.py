@@ -218,10 +218,11 @@ class Totals:
         missing = np.asarray(row.get("outcome/missing", 0)) >= np.maximum(drawn, 1)
         self.missing_in_a_row = streak(missing, self.missing_in_a_row).tolist()
         if np.all(np.asarray(self.missing_in_a_row) >= patience):
+            who, gave = _silent(row)
             return (
-                f"the verifier gave no outcome for any completion in the last "
-                f"{patience} steps up to step {step} ({verifier}), so the run stops, "
-                f"saved as step {saved}; mend the verifier and go on with --resume."
+                f"{who} {gave} in the last {patience} steps up to step {step} "
+                f"({verifier}), so the run stops, saved as step {saved}; mend {who} "
+                "and go on with --resume."
             )
         if violation := contract_violation(row, allocator):
             return f"{violation}, and start anew in another --workdir."
@@ -336,6 +337,14 @@ def nonfinite_metric(row: Row) -> str:
     return "the gradient of an epoch or mini-batch is not finite"
 
 
+def _silent(row: Row) -> tuple[str, str]:
+    """Who left all outcomes of a step missing, and what it did not give."""
+    drawn = np.maximum(np.asarray(row.get("rollout/drawn", 0)), 1)
+    if np.all(np.asarray(row.get("engine/missing", 0)) >= drawn):
+        return "the engine", "gave no completion"
+    return "the verifier", "gave no outcome for any completion"
+
+
 def no_signal_reason(row: Row, dead: np.ndarray) -> str:
     """Phrase that says why a step has no learning signal, with a fix.
 
@@ -348,10 +357,7 @@ def no_signal_reason(row: Row, dead: np.ndarray) -> str:
         return np.broadcast_to(_values(row, name, default), dead.shape)[dead]
 
     if np.all(each("outcome/missing") >= each("rollout/drawn", np.inf)):
-        return (
-            "the verifier gave no outcome for any completion; look at the warnings "
-            "that it logged"
-        )
+        return f"{' '.join(_silent(row))}; look at the warnings that it logged"
     failed, solved = (
         float(np.mean(each(f"group/{end}_fraction"))) for end in ("failed", "solved")
     )
