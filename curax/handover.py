@@ -11,6 +11,7 @@ import abc
 import contextlib
 import logging
 import math
+import os
 import secrets
 import shutil
 import tempfile
@@ -127,6 +128,8 @@ class Engine(abc.ABC):
         self._folder, self._wait, self._tries = folder, wait, tries
         self._whole: Path | None = None  # the folder of the parameters that draw
         self._folders: list[Path] = []  # all that were written and not removed
+        # A loop of one's own closes nothing: then the process does as it ends.
+        weakref.finalize(self, _left_over, self._folders, os.getpid())
         self._of: tuple[int, Any] | None = None  # their step, and their mark
         self._count, self._adapter = 0, False
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -362,6 +365,13 @@ class Engine(abc.ABC):
         assert self._of
         step, mark = self._of
         return step == source.step and mark() is source.mark
+
+
+def _left_over(folders: list[Path], process: int) -> None:
+    """Remove folders, unless by a fork of the process that wrote them."""
+    if os.getpid() == process:
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def fault(given: Any, how: Limits, version: str, now: str | None = None) -> str | None:

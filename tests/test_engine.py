@@ -1,6 +1,7 @@
 """Completions by an engine over HTTP: right, asked again, or missing; never wrong."""
 
 import dataclasses
+import gc
 import math
 import os
 import re
@@ -383,6 +384,20 @@ def test_an_end_at_the_last_token_is_an_end_whatever_the_engine_says():
     (one, *_) = parts.engine.draw(ASKS, how, source(parts)).completions
     assert one.finished
     parts.engine.close()
+
+
+def test_no_folder_is_left_of_an_engine_that_nobody_closes(tmp_path):
+    with engine_server.Engine().served() as url:
+        parts = with_engine(build(asking(url, folder=str(tmp_path))))
+        parts.engine.start(parts.config)
+        parts.engine.draw(ASKS[:1], HOW, source(parts))
+        folders = parts.engine._folders
+        assert [*tmp_path.iterdir()] == folders
+        handover._left_over(folders, os.getpid() + 1)  # in a fork
+        assert [*tmp_path.iterdir()] == folders
+        del parts
+        gc.collect()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.long
