@@ -56,7 +56,7 @@ def get_experiment() -> Experiment:
             "sampling.max_tokens": 11,
             "evaluation.samples": 4,
         },
-        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         tokens=200_000,
         steps=400,

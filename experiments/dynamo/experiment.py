@@ -34,7 +34,7 @@ def get_experiment() -> Experiment:
         },
         common={"update.minibatches": 4, "task.num_prompts": 512},
         warm_start={"task.num_prompts": 1 << 14},
-        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         tokens=120_000,
         steps=320,
