@@ -350,11 +350,12 @@ def save_for_sampler(parts: Components, state: TrainState, folder: str | Path) -
         folder: does not exist yet; it appears when it is whole.
 
     Raises:
-        ConfigError: Hugging Face has no format for the model.
-        OSError: the folder cannot be written.
+        ConfigError: Hugging Face has no format for the model, or there can be no such
+            folder.
+        OSError: what is in it cannot be written, as on a full disk.
     """
     params = jax.device_get(frozen.join(state.params, state.frozen))
-    with errors.config_errors(parts.config):
+    with errors.config_errors():
         if not written.is_possible(parts.config):
             raise ConfigError(
                 f"{full_name(parts.config.model)} has no form of Hugging Face; take a "

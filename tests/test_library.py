@@ -1,5 +1,6 @@
 """`import curax`: the names it gives, and the page that shows each of them."""
 
+import errno
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -356,3 +358,9 @@ def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path, change
     saved = numpy.load_file(tmp_path / "policy" / "model.safetensors")
     embed = saved["model.embed_tokens.weight"]
     np.testing.assert_array_equal(embed, got.params["embed"])
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        curax.save_for_sampler(parts, got, tmp_path / "policy/config.json/inside")
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    written = mock.patch.object(Path, "write_bytes", full)
+    with written, pytest.raises(OSError, match="No space"):
+        curax.save_for_sampler(parts, got, tmp_path / "other")
