@@ -22,7 +22,7 @@ def get_experiment() -> Experiment:
             "pods_exact": ("pods_exact", kept),
         },
         common={"update.minibatches": 1},
-        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         tokens=200_000,
         steps=800,
