@@ -12,7 +12,7 @@ from curax.comparison.experiment import Experiment
 
 
 def get_experiment() -> Experiment:
-    """GRPO, with DAPO's gate too, DAPO, and DAPO without one of its parts."""
+    """GRPO, also of open groups alone, DAPO, and DAPO without one of its parts."""
     return Experiment(
         recipes={
             "grpo": ("grpo", {"kl": None}),
