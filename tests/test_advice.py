@@ -206,6 +206,15 @@ def test_down_sampling_gains_as_training_costs_more_than_drawing():
     assert ratios == sorted(ratios)
 
 
+def test_a_memory_that_decides_nothing_is_not_said_to_be_empty():
+    least = of(draws=4, most=16, kept=16)  # neyman gives each prompt 4 at least
+    found = row("neyman", least, visits=12)
+    told = "all prompts draw alike: what is remembered decides nothing"
+    assert found["remark"] == told
+    empty = "no prompt comes back: nothing is remembered"
+    assert row("neyman", least)["remark"] == empty
+
+
 @pytest.mark.long
 def test_a_memory_of_prompts_that_never_come_back_changes_nothing():
     size = of(draws=4, most=8, kept=8)

@@ -179,7 +179,7 @@ def predicted(config: Config, size: Size, known: Known) -> dict[str, Any] | str:
         "trained": trained * share,
         "exact": not seen.how,
         "visits": often,
-        "remark": remark(sized, seen, mean(seen.draws)),
+        "remark": remark(sized, seen, mean(seen.draws), back=bool(held or often)),
         "moments": None
         if sized.sampling.attempts > 1
         else course.of_prediction(
@@ -306,11 +306,22 @@ def follow(rows: Sequence[dict[str, Any]], known: Known) -> None:
         row["beside_low"], row["beside_high"] = float(gap.min()), float(gap.max())
 
 
-def remark(config: Config, seen: predict.Prediction, draws: float) -> str:
-    """Short remark on a recipe: memory, pilots, batches, draws or objective."""
+def remark(
+    config: Config, seen: predict.Prediction, draws: float, *, back: bool
+) -> str:
+    """Short remark on a recipe: memory, pilots, batches, draws or objective.
+
+    Args:
+        config: the recipe, sized.
+        seen: its prediction.
+        draws: of a prompt, mean over prompts.
+        back: whether a memory holds anything when it is read.
+    """
     if visits.remembers(config):
-        if not seen.known:
+        if not back:
             return "no prompt comes back: nothing is remembered"
+        if not seen.known:
+            return "all prompts draw alike: what is remembered decides nothing"
         return f"remembers {seen.known:.0f} draws of a prompt"
     if config.pilot:
         return f"{config.pilot.draws / draws:.0%} of its draws are pilots"
