@@ -151,17 +151,19 @@ def with_assignments(text: str, assignments: Sequence[str], source: str) -> str:
     """The text of a config file whose config has values set, in the words of `--set`.
 
     Raises:
-        ConfigError: there is not one `return` in its `get_config()`.
+        ConfigError: there is not one `return` in its `get_config()`, or no line of its
+            own begins with it.
     """
     made = [n for n in ast.parse(text).body if getattr(n, "name", "") == "get_config"]
     found = [n for one in made for n in ast.walk(one) if isinstance(n, ast.Return)]
-    if len(found) != 1:
+    lines = text.rstrip("\n").split("\n")
+    before = [lines[n.lineno - 1][: n.col_offset] for n in found]
+    if len(before) != 1 or before[0].strip():
         raise ConfigError(
-            f"{source} has not one return in get_config(), where --set could stand; "
-            "leave --set out, and change the new file."
+            f"{source} has not one return in get_config(), on a line of its own, where "
+            "--set could stand; leave --set out, and change the new file."
         )
-    (end,), lines = found, text.rstrip("\n").split("\n")
-    pad = " " * end.col_offset
+    (end,), (pad,) = found, before
     lines[end.lineno - 1] = lines[end.lineno - 1].replace("return", "config =", 1)
     lines[end.end_lineno : end.end_lineno] = [
         f"{pad}# As --set takes them, each in place of what is said above.",
@@ -177,7 +179,9 @@ def with_assignments(text: str, assignments: Sequence[str], source: str) -> str:
             lines[i] = f"{begin}{in_order(names)}"
             break
     else:
-        at = made[0].lineno - 1
+        (first,) = made
+        decorators = getattr(first, "decorator_list", [])
+        at = min(node.lineno for node in (first, *decorators)) - 1
         lines[at:at] = [f"{begin}override", "", ""]
     return "\n".join([*lines, ""])
 

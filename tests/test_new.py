@@ -122,6 +122,15 @@ def test_what_trl_becomes_is_laid_out_as_our_own_files_are():
         )
 
 
+def test_a_function_with_a_decorator_or_tabs_takes_what_is_set():
+    Path("own.py").write_text(
+        "import curax\nfrom functools import cache\n\n\n@cache\ndef get_config():\n"
+        "\treturn curax.load('rloo')\n"
+    )
+    config, _ = written("--from", "own.py", "--set", "steps=7")
+    assert same(config, cf.override(cf.load("rloo"), {"steps": 7}))
+
+
 def test_no_name_in_a_file_of_trl_becomes_code():
     Path("grpo.yaml").write_text('"\\"\\"\\"\\nraise SystemExit\\n": 3\n')
     _, text = written("--from", "trl", "grpo.yaml")
@@ -141,6 +150,7 @@ BAD = {
     "mine --from rloo --set steps=many": "steps=many: expected",
     "mine --from rloo --out own.py/x": "--out own.py/x cannot be written to",
     "mine --from own.py --set steps=4": "own.py has not one return in get_config()",
+    "mine --from line.py --set steps=4": "line.py has not one return in get_config()",
     "mine --from beside.py": "beside.py cannot be copied: configs/mine.py:7:",
 }
 
@@ -153,10 +163,12 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(words):
     own = "    return curax.load(Path(__file__).with_name('near.py'))\n"
     Path("beside.py").write_text(begin + own)
     Path("near.py").write_text(begin + "    return curax.load('rloo')\n")
+    line = "import curax\ndef get_config(): return curax.load('rloo')\n"
+    Path("line.py").write_text(line)
     said = refusal(new.main, *words.split())
     assert said.startswith(f"curax.new: {BAD[words]}")
     names = {path.name for path in Path().iterdir()}
-    assert names == {"own.py", "beside.py", "near.py"}
+    assert names == {"own.py", "beside.py", "near.py", "line.py"}
 
 
 def test_a_file_that_is_there_is_not_written_over():
