@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     run, out = Path(args.run), Path(args.out)
     try:
-        if out.exists():
+        if out.exists() or out.is_symlink():
             raise ConfigError(f"{out} exists already; name a new folder.")
         # This imports jax, which takes seconds; wrong input is reported before.
         from curax.runs import policies

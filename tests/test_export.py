@@ -278,6 +278,14 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, runs, type
     assert (snapshot(tmp_path), snapshot(runs["lora"])) == before
 
 
+def test_a_link_that_leads_nowhere_exists_already(tmp_path, runs):
+    (link := tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    said = f"curax.export: {link} exists already; name a new folder.\n"
+    assert main(runs["lora"], link) == (2, "", said)
+    assert link.is_symlink()
+    assert not link.exists()
+
+
 def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     shutil.copytree(runs["lora"], tmp_path / "run")
     there = tmp_path / "run" / folder.CHECKPOINTS / "5"
