@@ -420,6 +420,13 @@ def test_a_file_that_lacks_numbers_is_told(broken, tmp_path):
         advice_options.beliefs(path)
 
 
+def test_a_file_without_a_gradient_above_its_noise_says_so(tmp_path):
+    path = tmp_path / "gradients.json"
+    path.write_text(json.dumps({"shared": None, "explained": -0.02, "varied": 1.0}))
+    with pytest.raises(ConfigError, match=r"is -0\.02; measure more prompts, or more "):
+        advice_options.beliefs(path)
+
+
 SAMPLE = '{"problem": 0, "greedy": false, "outcome": 1.0}\n'
 WRONG = {
     "alone": (["--prompts", "9"], "--prompts is for --advise; add that, or leave "),

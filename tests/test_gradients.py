@@ -80,6 +80,13 @@ def test_estimates_are_unbiased_over_all_draws_of_a_tabular_policy():
     assert np.isnan(stats.estimates(sums_of(np.ones((1, 3)), scores[None])).variance)
 
 
+def test_no_cosine_is_told_where_noise_leaves_no_gradient():
+    each = [np.array([x, x]) for x in (0.5, 0.25, 2.0, 0.5, -0.1, 0.4, 0.2, 5.0)]
+    estimates = stats.Estimates(*each)
+    assert stats.explained(estimates) < 0
+    assert np.isnan(stats.shared(estimates, 1.0))
+
+
 # ----- drawn from a policy
 
 

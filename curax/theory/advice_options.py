@@ -106,6 +106,12 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
+        if found["shared"] is None and found["explained"] <= 0:
+            raise ConfigError(
+                f"--measured {path}: no gradient stands out of the noise there, its "
+                f"explained is {found['explained']:.2g}; measure more prompts, or more "
+                "completions of each, with --probe."
+            )
         shared, explained = float(found["shared"]), float(found["explained"])
         varied = float(found.get("varied", 1.0))  # older files have none
         if not math.isfinite(shared + explained + varied):
@@ -113,6 +119,8 @@ def beliefs(path: Path, *, rates: bool = True) -> dict[str, Any]:
         more = {}
         if rates and "cosines" in found:
             more = by_rate(found["by_pass_rate"], found["cosines"])
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         why = getattr(error, "strerror", None) or "numbers are missing"
         raise ConfigError(

@@ -17,6 +17,7 @@ References:
     Machine Learning Research 13, for the unbiased HSIC.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -116,8 +117,11 @@ def shared(each: Estimates, total: float) -> float:
 
     The mean of grad p . grad p' over that of |grad p| |grad p'|, with |grad p| =
     sqrt(kappa G^2 p (1 - p)), as `progress.believed`; so |E grad p|^2 is as measured.
+    NaN where kappa is not above 0, as noise may have it: no gradient is seen then.
     """
-    square = np.nan_to_num(explained(each) * np.maximum(each.proxy, 0))
+    if not (kappa := explained(each)) > 0:
+        return math.nan
+    square = np.nan_to_num(kappa * np.maximum(each.proxy, 0))
     count = int(np.sum(~np.isnan(each.own)))
     pairs = np.sum(np.sqrt(square)) ** 2 - np.sum(square)
     return shared_square(each, total) * count * (count - 1) / float(pairs)
