@@ -258,6 +258,13 @@ def test_tokens_of_observations_count_in_no_metric_of_the_policy():
     close(one["turns/count"], rows.turns.count[rows.exists].mean())
     parity = rows.turns.found["parity"][rows.exists].mean()
     close(one["environment/parity"], parity)
+    first, *others = np.flatnonzero(rows.exists)
+    some = rows.turns.found["parity"].copy()
+    some[first] = np.nan  # of a completion that is cut off in its first turn
+    few = dataclasses.replace(rows.turns, found={"parity": some})
+    rows = dataclasses.replace(rows, turns=few)
+    told = metrics.finish(metrics.of_rollouts(rows, *grid, graded=outcomes(rows)))
+    close(told["environment/parity"], some[others].mean())
 
 
 def test_the_outcome_is_the_sum_of_the_rewards_and_missing_where_one_is():

@@ -87,15 +87,21 @@ def of_rollouts(
 def of_turns(turns: Turns, drawn: jax.Array) -> dict[str, tuple[jax.Array, jax.Array]]:
     """Means over completions of what an environment did, by name.
 
+    What it measures is NaN where it was never asked, and then does not count.
+
     Args:
         turns: of `[N]` completions.
         drawn: `[N]` bool, those that exist.
     """
     read = jnp.sum(turns.observed, -1, dtype=jnp.float32)
+    found = {
+        f"environment/{name}": mean(x, drawn & ~jnp.isnan(x))
+        for name, x in turns.found.items()
+    }
     return {
         "turns/count": mean(turns.count.astype(jnp.float32), drawn),
         "turns/observed_tokens": mean(read, drawn),
-    } | {f"environment/{name}": mean(x, drawn) for name, x in turns.found.items()}
+    } | found
 
 
 def of_pilots(rollouts: Rollouts, outcome: jax.Array) -> Tally:
