@@ -251,8 +251,8 @@ def test_an_assignment_that_undoes_one_before_it_is_refused():
     both = ["shape.high=0.2", "shape=test_config_paths.clipped"]
     built = tree(shape=partial(clipped, high=0.1))
     assert leaves(paths.assign(built, both[::-1]))["shape.high"] == 0.2
-    for given in (both, {"shape.high": 0.2, "shape": clipped}):
-        said = error_of(paths.assign, built, given)
+    for values in (both, {"shape.high": 0.2, "shape": clipped}):
+        said = error_of(paths.assign, built, values)
         assert "would undo shape.high=0.2, which stands before it; set shape" in said
     assert paths.assign(built, ["shape.high=0.2", "shape=none"]).shape is None
 

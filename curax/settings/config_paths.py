@@ -333,8 +333,8 @@ def _check_kept(place: Place, name: str, shown: str, before: Mapping[str, str]) 
     for one in lost:
         if one in there:
             raise ConfigError(
-                f"{shown} begins {name} anew and would undo {before[one]}, which stands "
-                f"before it; set {name} first, or leave one out."
+                f"{shown} begins {name} anew and would undo {before[one]}, which "
+                f"stands before it; set {name} first, or leave one out."
             )
 
 
