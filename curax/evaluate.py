@@ -299,8 +299,9 @@ def check(args: Namespace) -> None:
             raise ConfigError(f"--mesh {size} must be {bounds}; write --mesh 1 1 1.")
     if sum(size == -1 for size in args.mesh or ()) > 1:
         raise ConfigError("--mesh: one size at most may be -1; write --mesh 1 -1 1.")
-    for path in args.data:
-        if args.data.count(path) > 1:
+    named = [Path(path).expanduser().resolve() for path in args.data]
+    for path, real in zip(args.data, named, strict=True):
+        if named.count(real) > 1:
             raise ConfigError(f"--data {path} is named twice; name it once.")
 
 

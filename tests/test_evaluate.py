@@ -1058,8 +1058,8 @@ BAD = {
     "1.",
     f"{GOOD} --mesh 64 1 1": "mesh.data=64 x mesh.fsdp=1 x mesh.tensor=1 takes 64 "
     "devices; set them so that their product is at most the 8 that are here.",
-    "--model {model} --data {data} {data}": "--data {data} is named twice; name it "
-    "once.",
+    "--model {model} --data {data} {place}/../same.jsonl": "--data {data} is named "
+    "twice; name it once.",
     "--model {model} --benchmark math500": "--benchmark math500 is of one file, and "
     "--data names 0; add --data FILE with its problems.",
     "--model {new} --data {data}": "--model {new} is no folder; name that of a "
@@ -1121,6 +1121,7 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(place, tmp_path, wor
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "notes").write_text("")
     paths["place"] = tmp_path / "place"
+    (tmp_path / "same.jsonl").symlink_to(paths["data"])
     before = snapshot(tmp_path)
     default = [] if "--grader" in words_ else ["--grader", "marks:grade"]
     got = main(*(words_.format(**paths).split()), *(default if words_ else []))
