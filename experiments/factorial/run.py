@@ -11,9 +11,10 @@ Three choices of two, in regimes of the map, with its warm starts:
     weight   one: of the pass rate; log: 1 / p, truncated at the most that is drawn
 
 A step draws 64 completions where their number is fixed, and of 8 prompts where it is
-not. Each arm has nine trials, n by learning rate, at the tokens of the claim and by
-other seeds; the highest mean held-out pass rate is taken, the first of equals. A piece
-is a file of `results/REGIME`, and resumes as those of the map.
+not. Each arm has nine trials, n by learning rate, and three more at a rate beyond where
+most arms took an end, at the tokens of the claim and by other seeds; the highest mean
+held-out pass rate is taken, the first of equals. A piece is a file of `results/REGIME`,
+and resumes as those of the map.
 """
 
 import argparse
@@ -42,9 +43,12 @@ RESULTS = Path(__file__).parent / "results"
 SEEDS = ablations.SEEDS  # of claims: 16, which tuning has not seen
 # Chains have one right completion; of `ways` each of k values has four right tokens.
 REGIMES = ("sparse", "bimodal_ways", "bimodal", "sparse_wide")
-TOKENS = {"tune": 40_000, "claim": 40_000, "long": 160_000}
+TOKENS = {"tune": 40_000, "beyond": 40_000, "claim": 40_000, "long": 160_000}
 STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
+TRIED = ("tune", "beyond")  # kinds of pieces that are trials
+# One more rate where most arms had taken an end of the others.
+BEYOND = {"bimodal": 1e-4, "bimodal_ways": 1e-2}
 PROMPTS, MOST = 8, 32  # of a step that draws until one is right, and of a prompt
 CREDIT, DRAWS, WEIGHT = ("centred", "right"), ("fixed", "drawn"), ("one", "log")
 CHOICES = (CREDIT, DRAWS, WEIGHT)
@@ -82,7 +86,7 @@ class Piece(NamedTuple):
     """An arm in a regime, tuned, claimed, or run four times as long."""
 
     regime: str
-    kind: str  # tune, claim or long
+    kind: str  # tune, beyond, claim or long
     arm: str
 
     @property
@@ -127,7 +131,7 @@ def lane(regime: str, arm: str, setting: Setting, kind: str) -> Arm:
     like = regimes.experiment(
         regime, {first: regimes.REGIMES[regime].chunks(first)[0][0]}
     )
-    seeds = TUNING if kind == "tune" else SEEDS
+    seeds = TUNING if kind in TRIED else SEEDS
     tuned = {knob(arm): setting.value, regimes.RATE: setting.rate}
     made = replace(
         like,
@@ -150,7 +154,8 @@ def pieces() -> list[Piece]:
     found = [
         Piece(regime, kind, arm)
         for regime in REGIMES
-        for kind in ("tune", "claim")
+        for kind in (*TRIED, "claim")
+        if kind != "beyond" or regime in BEYOND
         for arm in ARMS
     ]
     return found + [Piece(regime, "long", arm) for regime in REGIMES for arm in ARMS]
@@ -163,10 +168,13 @@ def left() -> list[Piece]:
 
 def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
     """Settings of an arm that were tried, and their mean rates at equal tokens."""
-    own = json.loads(Piece(regime, "tune", arm).path.read_text())
-    rates = ends(own, tokens(regime, "tune")).reshape(len(own["settings"]), -1).mean(-1)
-    settings = [Setting(*setting) for setting in own["settings"]]
-    return list(zip(settings, rates.tolist(), strict=True))
+    found = []
+    for kind in TRIED if regime in BEYOND else TRIED[:1]:
+        own = json.loads(Piece(regime, kind, arm).path.read_text())
+        rates = ends(own, tokens(regime, kind)).reshape(len(own["settings"]), -1)
+        settings = [Setting(*setting) for setting in own["settings"]]
+        found += zip(settings, rates.mean(-1).tolist(), strict=True)
+    return found
 
 
 def chosen(regime: str, arm: str) -> Setting:
@@ -188,9 +196,9 @@ def measure(piece: Piece) -> None:
     for other in run.pieces(regime):
         if other.kind == "warm" and not other.path.exists():
             run.measure(other)
-    if kind == "tune":
-        seeds = TUNING
-        settings = [Setting("", n, rate) for n in SIZES for rate in RATES]
+    if kind in TRIED:
+        seeds, rates = TUNING, RATES if kind == "tune" else (BEYOND[regime],)
+        settings = [Setting("", n, rate) for n in SIZES for rate in rates]
     else:
         seeds, settings = SEEDS, [chosen(regime, arm)]
     lanes = [lane(regime, arm, setting, kind) for setting in settings]

@@ -284,17 +284,19 @@ def weight_table() -> str:
 def tuning_table() -> str:
     """Markdown of what tuning saw: the best of each n, and the rate that was taken."""
     head = ["regime", "arm", *(f"n = {n:g}" for n in run.SIZES)]
-    head += [f"{rate:.0e}".replace("e-0", "e-") for rate in run.RATES]
+    tuned = sorted({*run.RATES, *run.BEYOND.values()})
+    head += [f"{rate:.0e}".replace("e-0", "e-") for rate in tuned]
     body = []
     for regime in whole_regimes():
         for arm in ARMS:
             tried = run.trials(regime, arm)
             by = [
-                max(r for s, r in tried if s[place] == value)
-                for place, values in ((1, run.SIZES), (2, run.RATES))
+                max((r for s, r in tried if s[place] == value), default=None)
+                for place, values in ((1, run.SIZES), (2, tuned))
                 for value in values
             ]
-            body.append([regime, arm.replace("-", " "), *map(number, by)])
+            cells = ["" if rate is None else number(rate) for rate in by]
+            body.append([regime, arm.replace("-", " "), *cells])
     return markdown(head, body)
 
 
