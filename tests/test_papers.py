@@ -4,6 +4,7 @@ The step has every stage, KL and optimizer of the config, but the model and
 the task of `test_configs`, and few and small arrays.
 """
 
+import itertools
 import re
 import tomllib
 from functools import cache, partial
@@ -17,6 +18,7 @@ import test_configs
 import test_reflected
 import tiny
 
+from curax.comparison import analysis
 from curax.comparison import experiment as experiments
 from curax.config import load, override, transferred
 from curax.evaluation.benchmarks import BENCHMARKS
@@ -100,8 +102,13 @@ def test_pages_have_the_tables_of_what_was_compared():
         text = page.read_text()
         assert in_small.renewed(text, in_small.tables(found)) == text
         assert "**Not run.**" not in page.read_text()
-        said = experiments.load_experiment(page.parent).recipes
-        assert list(found["recipes"]) == list(said)
+        said = experiments.load_experiment(page.parent)
+        assert list(found["recipes"]) == list(said.recipes)
+        for name, tuned in found.get("tuned", {}).items():
+            tried = [list(trial["settings"].values()) for trial in tuned["trials"]]
+            want = itertools.product(*said.tune.values())
+            assert tried == list(map(list, want)), (page, name)
+            assert not analysis.ends_taken(tuned), (page, name)
 
 
 @pytest.mark.first(3)

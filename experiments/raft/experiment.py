@@ -35,7 +35,7 @@ def get_experiment() -> Experiment:
             ),
         },
         common={"update.minibatches": 2},
-        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3)},
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         updates=400,
         steps=240,

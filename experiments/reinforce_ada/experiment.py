@@ -32,7 +32,7 @@ def get_experiment() -> Experiment:
         # 16 of 512 prompts per update come back after 32, so a memory has use.
         common={"update.minibatches": 1, "task.num_prompts": 512},
         warm_start={"task.num_prompts": 1 << 14},
-        tune={"optimizer.learning_rate": (3e-4, 1e-3, 3e-3)},
+        tune={"optimizer.learning_rate": (1e-4, 3e-4, 1e-3, 3e-3)},
         seeds=16,
         tokens=120_000,
         steps=480,
