@@ -2,12 +2,11 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from curax.config import ConfigError
 from curax.runs import live, page, reading, side_by_side
-from curax.settings.cli import Parser, survives_closed_output, write_whole, written_to
+from curax.settings.cli import Parser, command_line, write_whole, written_to
 
 PORT = 8642
 
@@ -47,19 +46,16 @@ def parser() -> Parser:
     return result
 
 
-@survives_closed_output
-def main(arguments: Sequence[str] | None = None) -> int:
+@command_line("curax.report")
+def main(argv: list[str]) -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
+    options = parser().parse_args(argv)
     try:
-        options = parser().parse_args(arguments)
         if options.watch:
             return watch(options)
         print(written(options))
-    except (ConfigError, reading.DamagedError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    except (reading.DamagedError, OSError) as error:
+        raise ConfigError(str(error)) from error
     return 0
 
 

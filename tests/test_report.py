@@ -628,10 +628,11 @@ def test_a_broken_run_is_one_sentence_and_status_2(tmp_path):
     write(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1,\n')
     assert refusal(report.main, tmp_path) == (
-        f"{tmp_path}/metrics.jsonl:2: not a JSON object; repair or delete this line.\n"
+        f"curax.report: {tmp_path}/metrics.jsonl:2: not a JSON object; repair or "
+        "delete this line.\n"
     )
     assert refusal(report.main, tmp_path / "none") == (
-        f"{tmp_path}/none: no such folder; give the folder of a run.\n"
+        f"curax.report: {tmp_path}/none: no such folder; give the folder of a run.\n"
     )
     assert not (tmp_path / "report.html").exists()
 
@@ -659,7 +660,8 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
     module = [sys.executable, "-m", "curax.report", str(tmp_path / "none")]
     ran = subprocess.run(module, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
-    assert ran.stderr == f"{tmp_path}/none: no such folder; give the folder of a run.\n"
+    said = f"curax.report: {tmp_path}/none: no such folder; give the folder of a run.\n"
+    assert ran.stderr == said
 
 
 # Served, and side by side
