@@ -5,6 +5,7 @@ maj@k and greedy accuracy with bootstrap intervals over problems.
 """
 
 import math
+import os
 import sys
 from argparse import BooleanOptionalAction, Namespace
 from pathlib import Path
@@ -299,7 +300,7 @@ def check(args: Namespace) -> None:
             raise ConfigError(f"--mesh {size} must be {bounds}; write --mesh 1 1 1.")
     if sum(size == -1 for size in args.mesh or ()) > 1:
         raise ConfigError("--mesh: one size at most may be -1; write --mesh 1 -1 1.")
-    named = [Path(path).expanduser().resolve() for path in args.data]
+    named = [os.path.realpath(path) for path in args.data]
     for path, real in zip(args.data, named, strict=True):
         if named.count(real) > 1:
             raise ConfigError(f"--data {path} is named twice; name it once.")

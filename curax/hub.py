@@ -109,7 +109,9 @@ def checkpoint(path: str | Path, *, weights: bool = True) -> Path:
         wanted = [*CONFIG, *TOKENIZER, *(WEIGHTS if weights else ())]
         # To the hub a `*` passes `/`, and folders hold the weights in other forms.
         folder = _snapshot(name, "model", wanted, ignore=["*/*"])
-    here = folder.expanduser()
+    here = folder
+    with contextlib.suppress(RuntimeError):  # of a user that there is not
+        here = folder.expanduser()
     alone = (here / ADAPTER).is_file() and not (here / "config.json").exists()
     if weights and alone:  # a tokenizer may lie beside them
         raise HubError(

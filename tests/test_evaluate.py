@@ -1060,6 +1060,10 @@ BAD = {
     "devices; set them so that their product is at most the 8 that are here.",
     "--model {model} --data {data} {place}/../same.jsonl": "--data {data} is named "
     "twice; name it once.",
+    "--model ~nosuch/x --data {data}": "--model ~nosuch/x is no folder; name that of a "
+    "checkpoint or of a run.",
+    "--model {model} --data ~nosuch/x": "~nosuch/x does not exist; name a file or a "
+    "folder that does.",
     "--model {model} --benchmark math500": "--benchmark math500 is of one file, and "
     "--data names 0; add --data FILE with its problems.",
     "--model {new} --data {data}": "--model {new} is no folder; name that of a "
