@@ -476,7 +476,7 @@ def test_a_run_trains_on_what_its_policy_draws_elsewhere(where):
     assert [Path(one).name[-1] for one in fake.loads] == ["0", "1", "2"]
     for row in rows:
         assert row["engine/requests"] == row["rollout/drawn"] == 16
-        assert row["engine/gap_max_nats"] < 1e-4
+        assert 0 < row["engine/gap_nats"] <= row["engine/gap_max_nats"] < 1e-4
         assert row["engine/missing"] == row["outcome/missing"] == 0
         assert row["off_policy/weight_max"] < 1.2
         assert row["update/count"] == 2
@@ -635,7 +635,8 @@ def test_an_engine_of_ones_own_is_one_function():
     assert row["rollout/length_tokens"] == 1
     # What is off is the engine's: the trainer agrees with itself.
     off = [row[f"off_policy/{of}perplexity_gap_nats"] for of in ("", "engine_")]
-    assert abs(off[0]) > 0.1
+    assert 0.1 < abs(off[0]) < row["engine/gap_nats"] * (1 + 1e-4)  # of one token each
+    assert row["engine/gap_nats"] <= row["engine/gap_max_nats"]
     np.testing.assert_allclose(*off, rtol=1e-4)
     assert (shown.tokens[..., 0] == 19).all()
 

@@ -20,7 +20,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 from curax.config import ConfigError, load, override
 from curax.runs import dashboards, folder, policies, reading
-from curax.runs.rows import Appended, NotWrittenError, whole_rows
+from curax.runs.rows import Appended, NotWrittenError, RemovedError, whole_rows
 from curax.settings import files
 from curax.settings.config_paths import describe
 from curax.step.types import Shown
@@ -106,6 +106,21 @@ def test_a_row_is_on_disk_as_soon_as_it_is_written(tmp_path):
     file.write(FOUR[:1])
     assert lines(tmp_path / "rows.jsonl") == FOUR[:1]
     file.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_no_longer_there_is_not_written_on(tmp_path, replaced):
+    path = tmp_path / "rows.jsonl"
+    file = appended(path, upto=-1)
+    file.write(FOUR[:1])
+    path.rename(tmp_path / "elsewhere.jsonl")
+    if replaced:
+        path.write_text("of another program\n")
+    said = message(RemovedError, file.write, FOUR[1:2])
+    file.close()
+    assert str(path) in said
+    assert lines(tmp_path / "elsewhere.jsonl") == FOUR[:1]
+    assert not replaced or path.read_text() == "of another program\n"
 
 
 def refused(path, **how) -> str:

@@ -325,6 +325,19 @@ def test_both_beliefs_are_found_again():
     assert (np.abs(mean - [0.2, 0.3]) < 3 * error + 0.01).all()
 
 
+def test_predictors_correlate_with_variances_or_are_constant():
+    p = np.array([0.1, 0.2, 0.4, 0.3])
+    same = stats.Estimates(*(p for _ in stats.Estimates._fields))
+    other = same._replace(variance=p**3, square=np.ones(4), length=-p)
+    found = stats.correlations(other, same)
+    close(found["variance"]["spearman"], 1)
+    close(found["variance"]["pearson"], np.corrcoef(p, p**3)[0, 1])
+    close([*found["length"].values()], -1)
+    assert found["square"] == {"pearson": 0.0, "spearman": 0.0}
+    level = stats.correlations(other, same._replace(variance=np.ones(4)))
+    assert {x for row in level.values() for x in row.values()} == {0.0}
+
+
 @pytest.mark.long
 def test_perfect_knowledge_leaves_what_neyman_says():
     """With V known, the oracle is the closed form up to whole numbers and bounds."""

@@ -260,6 +260,12 @@ def test_a_wrong_option_is_told_in_a_sentence(options, said):
         wp.task(**options)
 
 
+def test_all_problems_may_have_the_most_steps():
+    rows = wp.records(20, least_steps=wp.MOST_STEPS)
+    assert {row["level"] for row in rows} == {str(wp.MOST_STEPS)}
+    wp.task(size=64, num_held_out=8, least_steps=wp.MOST_STEPS)
+
+
 def greedy(model, params, task):
     """The likeliest tokens for some held-out prompts."""
     prompts, count = task.held_out(np.arange(4)), jnp.arange(4, dtype=jnp.int32)
