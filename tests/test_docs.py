@@ -253,7 +253,8 @@ def test_the_path_of_the_architecture_links_functions_that_are_there():
 
 
 def test_every_recipe_has_one_row_in_the_index_of_papers():
-    rows = re.findall(r"^\| .*", (ROOT / "docs" / "papers.md").read_text(), re.M)[1:]
+    index = (ROOT / "docs" / "papers.md").read_text().partition("\n## ")[0]
+    rows = re.findall(r"^\| .*", index, re.M)[1:]
     shown = []
     for row in rows:
         _, number, recipes, _ = row.strip("| ").split(" | ")

@@ -878,6 +878,7 @@ STATEMENTS = {
         "2 - p^3 - (1 - p)^3",
         lambda at: 2 - at.p ** (at.n - 1) - (1 - at.p) ** (at.n - 1),
     ),
+    "right_only": ("1, whatever p", one),
     "rloo": ("1, whatever p", one),
     "sage": (GRPO.format(n=8), grpo_of_all),
     "sage_self": (GRPO.format(n=8), grpo_of_all),

@@ -211,8 +211,11 @@ def test_runs_go_on_until_all_have_spent_the_whole_cost():
 @pytest.mark.long
 def test_the_page_has_the_tables_that_the_results_give(judged):
     page = (run.Path(regimes.__file__).parent / "README.md").read_text()
-    for table in (show.table(list(judged.values())), *show.controls()):
-        assert table in page
+    tables = show.table(list(judged.values())), *show.controls()
+    assert all(table in page for table in tables)
+    said = re.findall(r"\S+ \[\S+ \S+\]", page.partition("## Regimes")[0])
+    assert len(said) > 16
+    assert [one for one in said if one not in tables[0]] == []
     assert show.predicted() in page
     assert show.ends() in page
     for regime in regimes.SINGLE:
@@ -236,8 +239,9 @@ def test_the_page_of_lags_has_the_tables_that_the_results_give():
 def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
     text, tables = page("experiments/factorial/README.md", whole=True), effects.tables()
     assert [table for table in tables if table not in text] == []
-    row = page("docs/choose_a_recipe.md").partition("Taken apart")[2].partition("|")[0]
-    said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", text + row)
+    drawn = page("docs/choose_a_recipe.md").partition("### Drawing until one")[2]
+    drawn = drawn.partition("## ")[0]
+    said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", text + drawn)
     assert [gap for gap in said if gap not in "".join(tables)] == []
     assert f"All {len(effects.effects())}, at both" in text
     whole = (effects.HERE / "README.md").read_text()
@@ -355,7 +359,7 @@ def test_sentences_about_the_map_say_what_the_results_give(judged):
     assert unsure == ["noisy"]
     less = {row[0]: row[2] for r in verified for row in show.against(r)}  # right_only
     for regime, text in less.items():
-        assert text in map_page.partition("Command:")[0], regime
+        assert text in map_page.partition("## Regimes")[0], regime
     asked = [one for one in judged["no_verifier"] if one.recipe == "rloo"]
     least = show.curves("no_verifier")["rloo"].rate[0].mean()
     gained = show.number(asked[0].mean - least, digits=2)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from curax import advantage, gate, hint, reflect, stop
+from curax import gate, hint, reflect, stop
 from curax.comparison.experiment import Arm, Experiment, arms
 from curax.config import ConfigError, override
 from curax.tasks import calculator, rationale
@@ -117,10 +117,7 @@ RECIPES = {
     # Right completions alone, of a fixed n: the controls of drawing until one is right.
     "raft": Recipe(config="raft_plus_plus", changes=EQUAL, share=0.5, **SIZED),
     "right_only": Recipe(
-        config="rloo",
-        changes=EQUAL | LENGTH | {"gate": gate.accepted, "advantage": advantage.raw},
-        share=0.5,
-        **SIZED,
+        config="right_only", changes=EQUAL | LENGTH, share=0.5, **SIZED
     ),
     "ada_seq_positive_accepted": Recipe(
         config="ada_seq_positive_accepted",
