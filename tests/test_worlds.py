@@ -222,14 +222,29 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server():
+@contextlib.contextmanager
+def serving():
     from websockets.sync.server import serve
 
     with serve(served, "127.0.0.1", 0) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
         running.shutdown()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as url:
+        yield url
+
+
+def ended(seed):
+    """Whether the other side closes the connection of an episode, soon."""
+    for _ in range(100):
+        if seed in ENDED:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def by_openenv(url, timeout=1.0, **options):
@@ -276,16 +291,25 @@ def test_a_server_that_fails_costs_that_episode(server, turn, reason):
     assert one.reward == pytest.approx(1 / 3)
 
 
+def test_an_episode_that_failed_is_closed(server):
+    made = by_openenv(server)
+    one, _ = said(made, "1", target=50)
+    assert said(made, "error", target=50, state=one.state)[0].startswith("error: ")
+    assert ended(50)
+
+
+def test_a_server_that_has_gone_costs_the_episodes_that_begin():
+    with serving() as url:
+        made = by_openenv(url)
+    assert said(made, "1", target=2)[0].startswith("crash: ")
+
+
 def test_episodes_that_were_cut_off_are_closed(server):
     made = by_openenv(server)
     first, _ = said(made, "1", target=8)
     other, _ = said(made, "1", target=9)
     made.environment.closed([first.state])
-    for _ in range(100):
-        if 8 in ENDED:
-            break
-        time.sleep(0.02)
-    assert 8 in ENDED
+    assert ended(8)
     assert said(made, "2", target=9, state=other.state)[0].reward == pytest.approx(
         1 / 9
     )
