@@ -16,7 +16,9 @@ from contracts import close
 from curax import loss, update
 from curax.arrays import lines, micro_batches
 from curax.arrays import masked as reductions
-from curax.types import Batch
+from curax.config import KL, load, override
+from curax.step import optimise
+from curax.types import Batch, Imitated
 
 M, TEMPERATURE = 8, 0.8
 # Micro-batches, vocabulary columns at a time, length buckets; the first is plainest.
@@ -510,6 +512,27 @@ def apply_adam(opt_state, value, grads, usable):
 def warm():
     """A state whose moments and count are not zero."""
     return apply_adam(adam.init(PARAMS), np.float32(1), GRADS, True)[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "credit", "imitated", "want"),
+    [
+        ({}, 0.0, False, False),
+        ({}, 0.5, False, True),
+        ({}, 0.0, True, True),
+        ({"kl": KL(estimator=loss.k3, coefficient=0.1)}, 0.0, False, True),
+        ({"entropy_bonus": 0.01}, 0.0, False, True),
+    ],
+)
+def test_rows_without_credit_train_by_what_needs_none(changed, credit, imitated, want):
+    mask = np.array([[True, False], [False, False]])
+    values = np.where([[True, False], [True, True]], credit, 7.0)  # 7 where no token is
+    rows = tiny.batch(mask, np.zeros((2, 2), np.float32), credit=values)
+    if imitated:
+        weight = np.ones((2, 2), np.float32)
+        them = Imitated(tokens=rows.tokens, mask=mask, weight=weight)
+        rows = dataclasses.replace(rows, imitated=them)
+    assert bool(optimise.trains(override(load("rloo"), changed), rows)) is want
 
 
 @pytest.mark.parametrize(
