@@ -56,25 +56,25 @@ def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 it could not be written, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
     run, out = Path(args.run), Path(args.out)
-    try:
-        if out.exists() or out.is_symlink():
-            raise ConfigError(f"{out} exists already; name a new folder.")
-        # This imports jax, which takes seconds; wrong input is reported before.
-        from curax.runs import policies
+    if out.exists() or out.is_symlink():
+        raise ConfigError(f"{out} exists already; name a new folder.")
+    # This imports jax, which takes seconds; wrong input is reported before.
+    from curax.runs import policies
 
-        config = policies.run_config(run, file=args.config)
-        check(args, config)
-        policy = policies.load_run(run, config, step=args.step)
-        with errors.config_errors():
+    config = policies.run_config(run, file=args.config)
+    check(args, config)
+    policy = policies.load_run(run, config, step=args.step)
+    with errors.config_errors():
+        try:
             write(args, policy)
-        print(f"Written: {out}, of step {policy.step}")
-    except OSError as error:
-        print(
-            f"curax.export: {out} cannot be written ({error.strerror or error}); "
-            "mend that and try again, nothing is left there.",
-            file=sys.stderr,
-        )
-        return 1
+        except OSError as error:
+            print(
+                f"curax.export: {out} cannot be written ({error.strerror or error}); "
+                "mend that and try again, nothing is left there.",
+                file=sys.stderr,
+            )
+            return 1
+    print(f"Written: {out}, of step {policy.step}")
     return 0
 
 

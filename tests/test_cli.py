@@ -250,6 +250,14 @@ def test_what_there_is_no_memory_for_is_told_in_a_sentence(error, capsys):
     )
 
 
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
+def test_a_path_that_is_closed_is_told_in_a_sentence(number, capsys):
+    why = os.strerror(number)
+    assert commanded(OSError(number, why, "a/b")) == 2
+    said = f"curax.one: a/b cannot be used: {why}; name another path.\n"
+    assert capsys.readouterr().err == said
+
+
 def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(
     capsys, caplog
 ):
@@ -282,7 +290,12 @@ def test_an_interrupt_where_a_module_is_imported_stops_the_command():
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError(FULL), *map(jax.errors.JaxRuntimeError, ("", " Ctrl-C"))]
+    "error",
+    [
+        OSError(errno.EACCES, "no path"),
+        RuntimeError(FULL),
+        *map(jax.errors.JaxRuntimeError, ("", " Ctrl-C")),
+    ],
 )
 def test_a_fault_of_the_program_keeps_its_traceback(error):
     with pytest.raises(type(error)):

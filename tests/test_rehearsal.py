@@ -430,6 +430,22 @@ def test_without_a_config_only_sentences_of_curax_itself_are_told(monkeypatch):
         assert (caught.type is ConfigError) == (told is ConfigError), line
 
 
+def test_a_path_that_is_closed_is_named_where_curax_reads_it(monkeypatch):
+    monkeypatch.setattr(errors, "PACKAGE", "/lib/site-packages/curax")
+    said = "a/b cannot be used: Permission denied; name another path."
+    for config in (CONFIG, None):
+        with (
+            pytest.raises(ConfigError, match=f"^{said}$"),
+            errors.config_errors(config),
+        ):
+            exec(compile(CLOSED, "/lib/site-packages/curax/hub.py", "exec"))
+    with pytest.raises(PermissionError), errors.config_errors():
+        exec(compile(CLOSED, "/home/mine.py", "exec"))
+
+
+CLOSED = "raise PermissionError(13, 'Permission denied', 'a/b')"
+
+
 def test_of_errors_of_the_work_the_first_is_told():
     def first():
         raise NotWrittenError("rows cannot be written (No space left)")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from curax.settings.config_paths import ConfigError
-from curax.settings.errors import interrupted, out_of_memory
+from curax.settings.errors import interrupted, out_of_memory, out_of_reach
 
 DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
 
@@ -250,9 +250,9 @@ def command_line(
 ) -> Callable[[Callable[[list[str]], int]], Callable[..., int]]:
     """Decorator of the main function of a command: errors become exit statuses.
 
-    A ConfigError is printed on stderr behind the name, status 2, and what there is no
-    memory for, status 1; Ctrl-C is 130. Called without arguments, the main function
-    gets those of the process.
+    A ConfigError is printed on stderr behind the name, status 2, as is a path that the
+    system keeps closed, and what there is no memory for, status 1; Ctrl-C is 130.
+    Called without arguments, the main function gets those of the process.
 
     Args:
         name: module of the command.
@@ -280,6 +280,9 @@ def command_line(
                         command = again(name.removeprefix("curax."), argv)
                         print(f"Stopped; to go on: {command}")
                     return 130
+                if closed := out_of_reach(error):
+                    print(f"{name}: {closed}", file=sys.stderr)
+                    return 2
                 if (why := out_of_memory(error)) is None:
                     raise
                 print(f"{name}: {why}; ask for less, or allow more.", file=sys.stderr)

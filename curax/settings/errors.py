@@ -2,7 +2,7 @@
 
 Wrong input is a `ConfigError`, raised before the work of a command begins. What fails
 during the work, as a disk, a file or a function of the user's does, is a `WorkError`.
-The rest, memory apart, is a fault of the program.
+The rest, memory and paths that are closed apart, is a fault of the program.
 """
 
 import contextlib
@@ -56,6 +56,15 @@ def out_of_memory(error: BaseException) -> str | None:
     return f"there is not enough memory{f' ({text})' if text else ''}"
 
 
+def out_of_reach(error: BaseException) -> str | None:
+    """Sentence for an error of a path that the system keeps closed; None for others."""
+    if not (isinstance(error, OSError) and error.filename):
+        return None
+    if error.errno not in (errno.EACCES, errno.ENAMETOOLONG):
+        return None
+    return f"{error.filename} cannot be used: {error.strerror}; name another path."
+
+
 def interrupted(error: BaseException) -> bool:
     """Whether an error is a Ctrl-C, as one that JAX tells of as its own.
 
@@ -92,6 +101,8 @@ def config_errors(config: Any = None) -> Iterator[None]:
         if needed := missing(error):
             raise ConfigError(needed) from error
         last = frames(error)[-1]
+        if PACKAGE in last.filename and (closed := out_of_reach(error)):
+            raise ConfigError(closed) from error
         if config is None and PACKAGE not in last.filename:
             raise
         if by_hand(error, last):  # broken records stand on lines of their own
