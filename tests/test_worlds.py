@@ -159,6 +159,8 @@ def test_turns_are_bounded():
     [
         ({"lowest": 1.0}, "lowest=1.0 must be below highest=1.0"),
         ({"actions": ("left",)}, "are 1 words, and FrozenLake-v1 has 4 actions"),
+        ({"actions": ("left", "up", "right", "Up")}, "must be words that differ"),
+        ({"actions": ("left", "down", "right", " ")}, "must be words that differ"),
         ({"name": "Pendulum-v1", "options": {}, "actions": ()}, "a turn names one"),
     ],
 )

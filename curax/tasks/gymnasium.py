@@ -88,6 +88,11 @@ def environment(
             f"{space.n} actions; give each one."
         )
     legal = {word.lower(): first + i for i, word in enumerate(words)}
+    if len(legal) < len(words) or not all(map(str.strip, legal)):
+        raise ValueError(
+            f"task.environment.actions={words} must be words that differ, large "
+            "letters or small; give each action its own."
+        )
 
     def outcome(total: float) -> float:
         return min(max((total - lowest) / (highest - lowest), 0.0), 1.0)
