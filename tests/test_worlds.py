@@ -83,6 +83,10 @@ def begins(*, words):
             {"environment": partial(begins, words="a" * (2**18 + 1))},
             "gives 262145 characters, above 262144",
         ),
+        (
+            {"environment": partial(begins, words=""), "chat": False},
+            "says nothing first for seed 0, and a prompt must have a token",
+        ),
         ({"environment": find, "seed": 2**31 - 7}, "to at most 2147483640"),
         ({"environment": find, "max_prompt_tokens": 2}, "set task.max_prompt_tokens="),
         ({"environment": lambda: None}, "define it with def at the top level"),

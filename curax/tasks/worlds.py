@@ -93,6 +93,11 @@ def task(
     seeds = range(seed, seed + size + num_held_out)
     texts = zip(seeds, opened(world, seeds), strict=True)
     asked = {n: form.prompt(Problem(question=t, answer=None)) for n, t in texts}
+    if empty := [n for n, tokens in asked.items() if not tokens]:
+        raise ValueError(
+            f"task.environment says nothing first for seed {empty[0]}, and a prompt "
+            "must have a token; let its opening give text, or task.template have some."
+        )
     longest = max(map(len, asked.values()))
     if longest > max_prompt_tokens:
         raise ValueError(
