@@ -35,7 +35,7 @@ from curax.evaluation import benchmarks, questions, results, runner, samples, se
 from curax.models import pretrained, prompt_form
 from curax.runs import folder, policies
 from curax.settings import lock
-from curax.tasks import file_task, layouts, sources, text
+from curax.tasks import file_task, gym, gymnasium, layouts, sources, text, worlds
 from curax.tasks.prompt_format import PromptFormat
 from curax.verify import graders
 
@@ -917,6 +917,22 @@ def test_a_grader_whose_file_changed_is_refused(place, whole):
         "the file of its grader or environment; name another --out, or make them "
         "agree.\n",
     )
+
+
+def test_an_environment_whose_file_changed_is_another_evaluation(place):
+    file, codes = place / "games.py", []
+    for program in (GAME, f"{GAME}# mended\n"):
+        file.write_text(program)
+        task = partial(worlds.task, environment=pkgutil.resolve_name("games:game"))
+        codes.append(setup._code_of_environment(task))
+    assert codes[0]["code"] != codes[1]["code"]
+    lake = partial(gymnasium.environment, name="FrozenLake-v1")
+    own = partial(worlds.task, environment=lake)
+    assert setup._code_of_environment(own) == {}
+    assert setup._code_of_environment(gym.task) == {}
+
+
+GAME = "def game():\n    pass\n"
 
 
 def test_settings_of_a_killed_process_do_not_refuse_the_folder(tmp_path):

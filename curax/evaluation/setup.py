@@ -25,7 +25,7 @@ from curax.runs.policies import Policy
 from curax.settings import errors, functions
 from curax.settings.config_paths import describe, options, unbound
 from curax.settings.config_types import present
-from curax.settings.sizes import checkpoint_of
+from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import mesh as meshes
 from curax.tasks import environments, file_task, layouts, sources, text
 from curax.tasks.prompt_format import PromptFormat
@@ -92,7 +92,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
             sets: dict[str, Questions] = {
                 "held_out.jsonl": questions.of_task(policy.task, name)
             }
-            grading = {}
+            grading = _code_of_environment(config.task)
         else:
             form = _prompt_form(path, config, args)
             sets, grading = _file_questions(config, form, args, opened)
@@ -304,6 +304,12 @@ def _code(served: Callable[..., Any], service: serve.Service) -> dict[str, Any]:
     if not source.code or source.path.startswith(errors.PACKAGE):
         return {}
     return {"code": zlib.crc32(source.code)}
+
+
+def _code_of_environment(task: Callable[..., Task]) -> dict[str, Any]:
+    """As `_code`, of the environment that a task names; empty where it names none."""
+    make = declared_option(task, "environment")
+    return _code(make, serve.ENVIRONMENT) if make else {}
 
 
 def _import_function(option: str, name: str | None) -> Callable[..., Any] | None:
