@@ -680,6 +680,17 @@ def test_prompts_that_the_checkpoint_does_not_know_are_told_of(place, tmp_path, 
         assert told(capsys) == ""
 
 
+def test_an_environment_that_poses_its_own_prompts_is_not_asked_about_files(place):
+    lake = partial(gymnasium.environment, name="FrozenLake-v1")
+    config = SimpleNamespace(task=partial(worlds.task, environment=lake))
+    form = PromptFormat(tokenizer=text.load(real.checkpoint(small=True)))
+    (args := options(place)).grader = None
+    with contextlib.ExitStack() as opened:
+        sets, known = setup._file_questions(config, form, args, opened)
+    assert [one.task.environment for one in sets.values()] == [None]
+    assert known["grader"]["function"] == "curax.verify.graders.mathematics"
+
+
 def told(capsys) -> str:
     return capsys.readouterr().err
 

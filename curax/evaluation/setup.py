@@ -27,7 +27,7 @@ from curax.settings.config_paths import describe, options, unbound
 from curax.settings.config_types import present
 from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import mesh as meshes
-from curax.tasks import environments, file_task, layouts, sources, text
+from curax.tasks import environments, file_task, layouts, sources, text, worlds
 from curax.tasks.prompt_format import PromptFormat
 from curax.types import Task
 from curax.verify import graders, serve
@@ -267,7 +267,9 @@ def _file_questions(
     processes = {"count": args.workers, "deadline": args.deadline}
     processes["memory_mb"] = args.memory_mb
     judge: dict[str, Any] = {"grader": describe(grader)}
-    make = None if args.grader else known.get("environment")
+    # One that poses its own prompts knows seeds, and no answers of files.
+    poses = config is not None and unbound(config.task) is worlds.task
+    make = None if args.grader or poses else known.get("environment")
     try:
         if make is not None:
             most = known.get("max_answer_tokens", file_task.ANSWER_TOKENS)
