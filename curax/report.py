@@ -72,7 +72,16 @@ def written(options: argparse.Namespace) -> Path:
                 f"--out {options.out}: the page of one run is report.html in its "
                 "folder; leave --out away, or name several runs."
             )
-        return page.write(options.runs[0], title=options.title)
+        run = options.runs[0]
+        made = page.render(reading.read(run), options.title or run.resolve().name)
+        try:
+            return page.keep(run, *made)
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(
+                f"{run}/{page.NAME} cannot be written ({why}); mend that, or add "
+                "--watch, which writes nothing."
+            ) from error
     named = live.names_of(options.runs).items()
     runs = {name: reading.read(run) for name, run in named}
     path = options.out or Path("side_by_side.html")

@@ -1,6 +1,8 @@
 import base64
+import errno
 import html.parser
 import json
+import os
 import re
 import shutil
 import socket
@@ -864,6 +866,20 @@ def test_what_was_spent_is_counted_up_to_each_step(tmp_path):
     total = reading.times(reading.read(tmp_path / "run").rows)
     assert total
     assert list(spent["seconds"].values())[-1] == total.total
+
+
+@few
+def test_a_page_for_which_there_is_no_room_is_told_with_its_name(tmp_path, monkeypatch):
+    write(tmp_path)
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # of a write: no name
+
+    monkeypatch.setattr(page, "write_whole", full)
+    assert refusal(report.main, tmp_path) == (
+        f"curax.report: {tmp_path}/report.html cannot be written (No space left on "
+        "device); mend that, or add --watch, which writes nothing.\n"
+    )
 
 
 def test_the_page_of_several_runs_is_written_and_wrong_names_are_refused(
