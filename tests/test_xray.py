@@ -765,6 +765,14 @@ def test_measured_prompts_are_those_of_the_file(tmp_path):
     assert population.means(EVEN, EVEN.tokens, np.array([0.1])) is None
 
 
+def test_prompts_of_a_memory_without_tokens_have_no_known_length(tmp_path):
+    rows = [row(8, 8, 0, square=0), row(6, 2, 30, square=4)]
+    got = population.of_memory(demo.write_lines(tmp_path / "memory.jsonl", rows))
+    assert got.tokens is None
+    assert got.square is None
+    assert population.means(got, got.tokens, got.rates) is None
+
+
 def test_lengths_are_those_of_prompts_alike():
     rates = np.linspace(0.01, 0.99, 400)
     draws = np.full(400, 4.0)

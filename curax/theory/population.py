@@ -27,7 +27,7 @@ class Population(NamedTuple):
     source: str  # where the pass rates come from, as text
     rates: np.ndarray  # [K] float64 in [LOWEST, 1 - LOWEST]
     draws: np.ndarray | None = None  # [K] completions in memory
-    tokens: np.ndarray | None = None  # [K] tokens of these completions
+    tokens: np.ndarray | None = None  # [K] tokens of these completions; None: unknown
     square: np.ndarray | None = None  # [K] squared score norms of them, summed
 
 
@@ -67,8 +67,8 @@ def of_memory(path: Path) -> Population:
         )
     draws, solved, tokens, square = np.array(rows, np.float64).T
     rates = np.clip((solved + 1) / (draws + 2), LOWEST, 1 - LOWEST)
-    known = square if (square > 0).all() else None
-    return Population(str(path), rates, draws, tokens, known)
+    known = [sums if (sums > 0).all() else None for sums in (tokens, square)]
+    return Population(str(path), rates, draws, *known)
 
 
 def of_evaluation(path: Path) -> Population:
