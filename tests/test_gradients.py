@@ -87,6 +87,17 @@ def test_no_cosine_is_told_where_noise_leaves_no_gradient():
     assert np.isnan(stats.shared(estimates, 1.0))
 
 
+@pytest.mark.parametrize("less", ["gradient", "common"])
+def test_no_floor_is_told_where_noise_leaves_no_variance(less):
+    each = [np.array([x, x]) for x in (0.5, 0.25, 2.0, 0.5, -0.1, 0.4, 0.2, 5.0)]
+    each = stats.Estimates(*each)
+    if less == "common":
+        each = each._replace(gradient=np.array([0.01, 0.01]))
+    found = stats.floors(each, each, each, 0.2 if less == "common" else 0.0, 8)
+    assert np.isnan(list(found["prompts"].values())).all()
+    close(found["counts"]["reached"], 1)
+
+
 # ----- drawn from a policy
 
 

@@ -302,7 +302,8 @@ def floors(
 
     Returns:
         Of each, "least": from the estimates of all, too low by their noise; "reached":
-        by a choice from `known`, judged by `measured`.
+        by a choice from `known`, judged by `measured`. NaN where noise leaves no
+        variance.
     """
 
     def bounds(between: float, n: float, subtract: float, draws: int):
@@ -311,12 +312,15 @@ def floors(
 
         def ratio(choose: Estimates, judge: Estimates) -> float:
             by = noise(choose)
-            by = np.sqrt(np.maximum(by, LOWEST * np.mean(by)))
-            made = np.mean(noise(judge) / by) * np.mean(by) - subtract
             equal = between * judge.gradient + judge.variance / mean
             if not between:
                 equal = noise(judge)
-            return float(made / draws / (np.mean(equal) - subtract))
+            every = np.mean(equal) - subtract
+            if not (np.mean(by) > 0 and every > 0):
+                return math.nan
+            by = np.sqrt(np.maximum(by, LOWEST * np.mean(by)))
+            made = np.mean(noise(judge) / by) * np.mean(by) - subtract
+            return float(made / draws / every)
 
         return {"least": ratio(each, each), "reached": ratio(known, measured)}
 
