@@ -868,6 +868,20 @@ def test_what_was_spent_is_counted_up_to_each_step(tmp_path):
     assert list(spent["seconds"].values())[-1] == total.total
 
 
+def test_hints_are_drawn_where_a_row_lacks_a_level():
+    rows = [
+        {"step": k, "hint/asked_1": 4, "hint/asked_2": 3, "hint/opened_1": 1}
+        | {"hint/opened_2": None if k == 2 else k}
+        for k in (1, 2, 3)
+    ]
+    hints = next(one for one in pictures.PICTURES if one.name == "hints")
+    steps, total = (
+        hints.sheet(reading.Run(config={}, rows=rows)).panels[0].marks[-1].at[:2]
+    )
+    assert steps.tolist() == [1, 3]
+    assert total.tolist() == [[2], [4]]
+
+
 @few
 def test_a_page_for_which_there_is_no_room_is_told_with_its_name(tmp_path, monkeypatch):
     write(tmp_path)

@@ -1,6 +1,7 @@
 """The pictures of a run: what is drawn of its metrics, as `drawing` takes it."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -189,18 +190,18 @@ def _lines(
 
 def _hints(run: Run) -> Sheet:
     groups: list[Curve] = []
-    opened: list[np.ndarray] = []
+    opened: list[tuple[np.ndarray, np.ndarray]] = []
     hues = ("blue", "orange", "red")
-    # Every row of a run has the metrics of all levels.
     while (hinted := column(run.rows, f"hint/asked_{len(groups) + 1}"))[0].size:
         k = len(groups) + 1
         hue = hues[k - 1] if k <= len(hues) else "muted"
         groups.append((hinted, f"asked, level {k}", hue))
-        opened.append(column(run.rows, f"hint/opened_{k}")[1])
+        opened.append(column(run.rows, f"hint/opened_{k}"))
     if opened:
-        groups.append(
-            ((groups[0][0][0], np.sum(opened, axis=0)), "opened, any level", "green")
-        )
+        steps = reduce(np.intersect1d, [steps for steps, _ in opened])
+        every = [values[np.isin(at, steps)] for at, values in opened]
+        total = reduce(np.add, every)  # of rows that have all levels
+        groups.append(((steps, total), "opened, any level", "green"))
     rates: list[Curve] = [
         (column(run.rows, f"hint/{metric}"), name, hue)
         for metric, name, hue in (
