@@ -46,16 +46,20 @@ WRITTEN = ("rope_scaling", "max_positions", "dtype", "shards", "style", "extra")
 CONFIG = '''\
 """Word problems with a tiny model: a warm start on worked solutions, then RL.
 
+Any recipe, by its name: change the line RECIPE. Its stages, its numbers of completions
+and of updates are taken over, its task, model, optimizer and lengths are not.
+
 Command:  curax train words.py
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import optax
 
 from curax import update
-from curax.config import Config, Evaluation, Logging, Update, WarmStart
+from curax.config import Config, Evaluation, Logging, WarmStart
 from curax.config import load, transferred
 from curax.models import pretrained
 from curax.tasks import file_task
@@ -66,8 +70,9 @@ RATE = partial(update.warmup_cosine, peak=8e-3, warmup=10, steps=150, end=3e-4)
 
 
 def get_config() -> Config:
+    recipe = load(RECIPE)
     return transferred(
-        load(RECIPE),
+        recipe,
         max_tokens=16,
         task=partial(
             file_task.task,
@@ -75,6 +80,9 @@ def get_config() -> Config:
             held_out=str(HERE / "test.jsonl"),
             max_prompt_tokens=64,
             max_trace_tokens=16,
+            hints=bool(recipe.hint),
+            reference="{answer}" if recipe.reflection else None,
+            delimiter="####" if recipe.reflection else "",
         ),
         model=partial(
             pretrained.model,
@@ -89,7 +97,7 @@ def get_config() -> Config:
             optimizer=partial(optax.adamw, learning_rate=RATE),
         ),
         optimizer=partial(optax.adam, learning_rate=4e-4, b2=0.99),
-        update=Update(minibatches=2, token_chunk=128),
+        update=replace(recipe.update, tokens_per_micro_batch=0, token_chunk=128),
         evaluation=Evaluation(every=50, prompts=64, samples=4),
         logging=Logging(every=1, checkpoint_every=20),
         steps=200,

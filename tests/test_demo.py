@@ -5,6 +5,7 @@ import shlex
 import sys
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from outputs import refusal
@@ -55,6 +56,24 @@ def test_its_config_trains_its_model_on_its_problems_from_any_folder(
     task = config.task(tokenizer=str(path))
     assert (task.num_prompts, task.num_held_out) == (demo.TRAIN, demo.HELD_OUT)
     assert task.vocab_size <= len(pretrained.model(path=str(path)).load(None)["embed"])
+
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+RECIPES = sorted(path.stem for path in CONFIGS.glob("*.py"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_its_config_takes_any_recipe_by_its_name(made, recipe):
+    text = (made / "words.py").read_text()
+    path = made / f"{recipe}.py"
+    path.write_text(text.replace('RECIPE = "dr_grpo"', f'RECIPE = "{recipe}"'))
+    found, of = load(path), load(recipe)
+    path.unlink()
+    assert found.update.minibatches == of.update.minibatches
+    assert found.sampling.group_size == of.sampling.group_size
+    task = found.task(tokenizer=str(made / "model"))
+    assert (task.hinting is not None) == bool(of.hint)
+    assert (task.reference is not None) == bool(of.reflection)
 
 
 def test_the_command_to_go_on_is_one_for_a_shell(tmp_path, capsys):

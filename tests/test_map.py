@@ -213,7 +213,8 @@ def test_the_page_has_the_tables_that_the_results_give(judged):
     page = (run.Path(regimes.__file__).parent / "README.md").read_text()
     tables = show.table(list(judged.values())), *show.controls()
     assert all(table in page for table in tables)
-    said = re.findall(r"\S+ \[\S+ \S+\]", page.partition("## Regimes")[0])
+    figure = r"[+-]?\.\d+ \[[+-]?\.\d+, [+-]?\.\d+\]"
+    said = re.findall(figure, page.partition("## Regimes")[0])
     assert len(said) > 16
     assert [one for one in said if one not in tables[0]] == []
     assert show.predicted() in page
