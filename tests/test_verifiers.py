@@ -168,7 +168,21 @@ def test_where_the_process_dies_its_episodes_crash_and_the_next_have_another(sid
     made.environment.closed([good.state])
     assert left(sides[0]) == ([], [])
     assert made.environment.answer([Turn(good.state, 0, 0, [4])]) == ["crash"]
+
+
+def test_a_process_is_started_before_the_work_where_none_runs(sides, monkeypatch):
+    made = task(acts={"1": "crash"})
+    assert made.environment.answer([first(made, 1)]) == ["crash"]
+    dead = sides[0]._process
     made.start()
+    assert sides[0]._process is not dead
+    made.start()  # it runs
+    running = sides[0]._process
+    running.kill()
+    assert running.over.wait(20)
+    monkeypatch.setattr(sides[0], "_python", "/nowhere/python")
+    with pytest.raises(RuntimeError, match=r"cannot be loaded \(/nowhere/python: "):
+        made.start()
 
 
 def test_a_request_of_somebody_else_is_refused(sides):

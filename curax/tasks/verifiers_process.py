@@ -120,7 +120,10 @@ class Side:
             process = self._process
             if process is None or process.over.is_set():
                 url = f"http://127.0.0.1:{self._server.server_port}/v1"
-                self._process = process = _Process(self._python, self._key, self)
+                try:
+                    self._process = process = _Process(self._python, self._key, self)
+                except OSError as error:  # of the interpreter
+                    raise RuntimeError(f"{self._python}: {error.strerror}") from error
                 process.say(**self._setup, url=url)
                 process.ready.wait(START)
             if not process.tasks:
