@@ -225,6 +225,20 @@ def test_every_axis_is_named_and_no_legend_leaves_its_panel(name):
             assert box.x1 <= end, name
 
 
+def test_what_has_its_axis_on_the_right_stands_in_the_same_place():
+    one, other = (drawing.mark("plot", [0, 1], y) for y in ([2, 3], [40, 50]))
+    panel = drawing.Panel("x", "y", [one], right=drawing.Panel("", "z", [other]))
+    figure = drawing.figure(drawing.Sheet([panel]), drawing.LIGHT)
+    assert figure
+    left, right = figure.axes
+    assert [axes.lines[0].get_ydata().tolist() for axes in (left, right)] == [
+        [2, 3],
+        [40, 50],
+    ]
+    assert (left.get_ylabel(), right.get_ylabel()) == ("y", "z")
+    assert left.get_position().bounds == right.get_position().bounds
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_name_is_shown_as_it_is_written_and_is_no_formula():
     names = {
