@@ -171,12 +171,13 @@ def cover(out: Path, jobs: int, until: float) -> None:
 
 
 def attempt(mutant: dict, files: list[str], seconds: dict[str, float]) -> str | None:
-    """The file of tests that notices the mutant; None: none does."""
+    """The file of tests that notices the mutant, or is too slow; None: none does."""
     with copied_tree() as tree:
         (tree / mutant["file"]).write_text(text_of(mutant))
         for file in files:
-            if pytest(tree, f"tests/{file}.py", most=60 + 3 * seconds[file]) != 0:
-                return file
+            status = pytest(tree, f"tests/{file}.py", most=60 + 3 * seconds[file])
+            if status != 0:
+                return file if status else f"{file}, out of time"
     return None
 
 
