@@ -9,7 +9,8 @@ in a copy of the tree, by the files of tests that cover its line, until one fail
 file named after the module first, then the quickest. Both parts go on where they were
 stopped, after `--minutes` at the latest, `--jobs` at a time; what they know is kept
 under `--out`, in files of JSON. A file of tests that fails in a copy as it is says
-nothing of mutants and is left out. Tests may be pruned where `compare` says that no
+nothing of mutants and is left out. With PYTEST_ADDOPTS='-m "not long"' it is the tests
+of `make test` alone that are asked. Tests may be pruned where `compare` says that no
 fewer mutants are killed.
 """
 
