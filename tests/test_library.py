@@ -246,7 +246,8 @@ def test_rows_to_train_on_fit_their_prompts():
         6,
         3,
     )
-    curax.datum(prompts, tokens[:2], mask[:2])
+    plain = curax.datum(prompts, tokens[:2], mask[:2])
+    assert (plain.batch.credit == 1).all()
     with pytest.raises(ConfigError, match="given 6 rows of 2 prompts; give context"):
         curax.datum(prompts, tokens, mask)
     wrong = {

@@ -142,6 +142,10 @@ def test_prompts_without_visits_are_like_the_whole_memory():
     close(got.norm, [1, np.sqrt(3)])
     close(got.tokens, [20, 40])
     close(got.pass_rate, [1 / 8, 1 / 2])
+    faded = jax.tree.map(lambda leaf: leaf / 80, memory)  # a tenth of a completion
+    late = difficulty(faded, ids, prior=(1.0, 1.0))
+    close(late.norm, got.norm)
+    close(late.tokens, got.tokens)
 
 
 def test_a_half_life_halves():
