@@ -8,9 +8,9 @@ w(p):     1, whatever p; f = p. The policy gradient of the pass rate without a b
           exactly: a sum over right completions, divided by a constant.
 Here:     2 completions of 64 prompts, as many as the 4 of 32 of rloo. RAFT++ divides by
           how many are right in a mini-batch and each by its length, and clips. By the
-          x-ray noisier than rloo where most is right, less so where little is. Tune the
-          learning rate: where next to nothing is right, 1e-3 was the better one, for
-          rloo too (experiments/factorial).
+          x-ray noisier than rloo where most is right, and less noisy where little is.
+          Tune the learning rate: where next to nothing is right, 1e-3 was the better
+          one, for rloo too (experiments/factorial).
 """
 
 from functools import partial

@@ -6,6 +6,7 @@ from pathlib import Path
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError
 from curax.settings.cli import Parser, command_line
+from curax.settings.errors import out_of_reach
 
 
 def parser() -> Parser:
@@ -70,7 +71,8 @@ def main(argv: list[str]) -> int:
 
         print(comparison.compare(experiment, arms, workdir, cost=cost, name=name))
     except OSError as error:
-        print(f"curax.compare: {error}; mend that and go on.", file=sys.stderr)
+        why = out_of_reach(error) or f"{error}; mend that and go on."
+        print(f"curax.compare: {why}", file=sys.stderr)
         return 1
     return 0
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from curax.config import ConfigError
 from curax.runs import live, page, reading, side_by_side
+from curax.runs.rows import NotWrittenError
 from curax.settings.cli import Parser, command_line, write_whole, written_to
+from curax.settings.errors import out_of_reach
 
 PORT = 8642
 
@@ -48,14 +50,18 @@ def parser() -> Parser:
 
 @command_line("curax.report")
 def main(argv: list[str]) -> int:
-    """Exit status: 0 done, 2 bad input, 130 interrupted."""
+    """Exit status: 0 done, 1 not written, 2 bad input, 130 interrupted."""
     options = parser().parse_args(argv)
     try:
         if options.watch:
             return watch(options)
         print(written(options))
+    except NotWrittenError as error:
+        fix = "mend that, or add --watch, which writes nothing"
+        print(f"curax.report: {error}; {fix}.", file=sys.stderr)
+        return 1
     except (reading.DamagedError, OSError) as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(out_of_reach(error) or str(error)) from error
     return 0
 
 
@@ -72,16 +78,7 @@ def written(options: argparse.Namespace) -> Path:
                 f"--out {options.out}: the page of one run is report.html in its "
                 "folder; leave --out away, or name several runs."
             )
-        run = options.runs[0]
-        made = page.render(reading.read(run), options.title or run.resolve().name)
-        try:
-            return page.keep(run, *made)
-        except OSError as error:
-            why = error.strerror or error
-            raise ConfigError(
-                f"{run}/{page.NAME} cannot be written ({why}); mend that, or add "
-                "--watch, which writes nothing."
-            ) from error
+        return page.write(options.runs[0], title=options.title)
     named = live.names_of(options.runs).items()
     runs = {name: reading.read(run) for name, run in named}
     path = options.out or Path("side_by_side.html")

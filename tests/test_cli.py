@@ -16,7 +16,7 @@ import pytest
 
 from curax import __main__ as commands
 from curax.config import ConfigError
-from curax.settings import cli
+from curax.settings import cli, errors
 from curax.settings.cli import command_line
 
 ROOT = Path(__file__).parents[1]
@@ -251,11 +251,14 @@ def test_what_there_is_no_memory_for_is_told_in_a_sentence(error, capsys):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
-def test_a_path_that_is_closed_is_told_in_a_sentence(number, capsys):
-    why = os.strerror(number)
-    assert commanded(OSError(number, why, "a/b")) == 2
-    said = f"curax.one: a/b cannot be used: {why}; name another path.\n"
-    assert capsys.readouterr().err == said
+def test_a_path_that_is_closed_is_told_in_a_sentence(number, capsys, monkeypatch):
+    closed = OSError(number, os.strerror(number), "a/b")
+    with pytest.raises(OSError, match="a/b"):  # in a function of the user's
+        commanded(closed)
+    monkeypatch.setattr(errors, "PACKAGE", str(Path(__file__).parent))
+    assert commanded(closed) == 2
+    why = f"a/b cannot be used: {closed.strerror}; name another path"
+    assert capsys.readouterr().err == f"curax.one: {why}.\n"
 
 
 def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(

@@ -35,7 +35,16 @@ from curax.evaluation import benchmarks, questions, results, runner, samples, se
 from curax.models import pretrained, prompt_form
 from curax.runs import folder, policies
 from curax.settings import lock
-from curax.tasks import file_task, gym, gymnasium, layouts, sources, text, worlds
+from curax.tasks import (
+    file_task,
+    gym,
+    gymnasium,
+    layouts,
+    sources,
+    text,
+    verifiers,
+    worlds,
+)
 from curax.tasks.prompt_format import PromptFormat
 from curax.verify import graders
 
@@ -930,8 +939,10 @@ def test_a_grader_whose_file_changed_is_refused(place, whole):
     )
 
 
-def test_an_environment_whose_file_changed_is_another_evaluation(place):
+def test_an_environment_whose_file_changed_is_another_evaluation(place, monkeypatch):
     file, codes = place / "games.py", []
+    monkeypatch.setitem(sys.modules, "games", None)  # and what it was before, after
+    del sys.modules["games"]
     for program in (GAME, f"{GAME}# mended\n"):
         file.write_text(program)
         task = partial(worlds.task, environment=pkgutil.resolve_name("games:game"))
@@ -940,7 +951,9 @@ def test_an_environment_whose_file_changed_is_another_evaluation(place):
     lake = partial(gymnasium.environment, name="FrozenLake-v1")
     own = partial(worlds.task, environment=lake)
     assert setup._code_of_environment(own) == {}
+    named = partial(verifiers.task, taskset="sums")  # by a name of another program's
     assert setup._code_of_environment(gym.task) == {}
+    assert setup._code_of_environment(named) == {}
 
 
 GAME = "def game():\n    pass\n"

@@ -213,10 +213,18 @@ def test_the_page_has_the_tables_that_the_results_give(judged):
     page = (run.Path(regimes.__file__).parent / "README.md").read_text()
     tables = show.table(list(judged.values())), *show.controls()
     assert all(table in page for table in tables)
-    figure = r"[+-]?\.\d+ \[[+-]?\.\d+, [+-]?\.\d+\]"
-    said = re.findall(figure, page.partition("## Regimes")[0])
-    assert len(said) > 16
-    assert [one for one in said if one not in tables[0]] == []
+    rows, regime = {}, ""
+    for line in tables[0].splitlines()[2:]:
+        first, recipe, *_ = (cell.strip() for cell in line.strip("|").split("|"))
+        regime = first or regime
+        rows[regime, recipe] = line
+    said = page.partition("| gain | cost |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(said) > 8
+    for line in said:
+        about, recipe, *figures = (x.strip() for x in line.strip("|").split("|"))
+        regime = next(iter(re.findall(r"\(\*(\w+)\*\)", about)), regime)
+        own = rows[regime, recipe.split("`")[1]]
+        assert [x for x in figures if f" {x} " not in own.replace("*", "")] == [], line
     assert show.predicted() in page
     assert show.ends() in page
     for regime in regimes.SINGLE:
@@ -367,6 +375,19 @@ def test_sentences_about_the_map_say_what_the_results_give(judged):
     for name in ("experiments/map/README.md", "experiments/dro/README.md"):
         assert f"gained {gained}" in page(name) or f"gains {gained}" in page(name)
     assert f"gains {gained}" in regimes.REGIMES["no_verifier"].says
+
+
+@pytest.mark.long
+def test_what_to_use_is_told_by_figures_of_the_pages(judged):
+    tables = [*effects.tables(), show.table(list(judged.values()))]
+    tables += [table for folder in in_text.PAGES for table in in_text.tables(folder)]
+    tables.append(page("experiments/references/README.md"))
+    readme = page("README.md").partition("## When it pays")[2].partition("## ")[0]
+    choose = page("docs/choose_a_recipe.md").partition("| begin with |")[2]
+    figure = r"[+-]?\.\d+ (?:± \.\d+|\[[+-]?\.\d+, [+-]?\.\d+\])"
+    said = re.findall(figure, readme + choose.partition("```")[0])
+    assert len(said) > 30
+    assert [one for one in said if one not in "\n".join(tables)] == []
 
 
 def test_the_advice_says_how_its_order_fared():

@@ -181,7 +181,9 @@ def test_a_process_is_started_before_the_work_where_none_runs(sides, monkeypatch
     running.kill()
     assert running.over.wait(20)
     monkeypatch.setattr(sides[0], "_python", "/nowhere/python")
-    with pytest.raises(RuntimeError, match=r"cannot be loaded \(/nowhere/python: "):
+    with pytest.raises(
+        RuntimeError, match=r"^task.python='/nowhere/python' cannot be run"
+    ):
         made.start()
 
 

@@ -163,8 +163,14 @@ def test_turns_are_bounded():
     [
         ({"lowest": 1.0}, "lowest=1.0 must be below highest=1.0"),
         ({"actions": ("left",)}, "are 1 words, and FrozenLake-v1 has 4 actions"),
-        ({"actions": ("left", "up", "right", "Up")}, "must be words that differ"),
-        ({"actions": ("left", "down", "right", " ")}, "must be words that differ"),
+        (
+            {"actions": ("left", "up", "right", "Up")},
+            "must differ by more than capital",
+        ),
+        (
+            {"actions": ("left", "down", "right", " ")},
+            "must differ by more than capital",
+        ),
         ({"name": "Pendulum-v1", "options": {}, "actions": ()}, "a turn names one"),
     ],
 )

@@ -309,9 +309,9 @@ def _code(served: Callable[..., Any], service: serve.Service) -> dict[str, Any]:
 
 
 def _code_of_environment(task: Callable[..., Task]) -> dict[str, Any]:
-    """As `_code`, of the environment that a task names; empty where it names none."""
+    """As `_code`, of the environment that a task names; empty where no function is."""
     make = declared_option(task, "environment")
-    return _code(make, serve.ENVIRONMENT) if make else {}
+    return _code(make, serve.ENVIRONMENT) if callable(make) else {}
 
 
 def _import_function(option: str, name: str | None) -> Callable[..., Any] | None:

@@ -26,8 +26,7 @@ def write_report(config: Config, workdir: Path, took: str) -> int:
     except (reading.DamagedError, OSError) as error:
         why = str(error)
         if isinstance(error, OSError):
-            why = f"{workdir}/report.html cannot be written ({error.strerror}); mend "
-            why += "that and write it with --resume."
+            why += "; mend that and write it with --resume."
         print(f"curax.train: the run is complete, but {why}", file=sys.stderr)
         return 1
     if not is_installed("matplotlib"):

@@ -25,12 +25,12 @@ from curax.runs.reading import (
     plural,
     t_interval,
 )
+from curax.runs.rows import write_errors
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_whole
 from curax.settings.config_paths import flat
 from curax.settings.files import json_value
 
-NAME = "report.html"  # of the page, in the folder of its run
 _SIDE = 5  # first and last steps that are compared with the prediction
 _MAX_ROLLOUTS = 2_000  # completions on a page
 _MAX_WORDS = 400  # tokens shown of a reference answer
@@ -61,16 +61,14 @@ def write(run: Path, *, title: str | None = None) -> Path:
 
     Raises:
         DamagedError: the folder cannot be read.
+        NotWrittenError: a file cannot be written.
     """
-    return keep(run, *render(reading.read(run), title or run.resolve().name))
-
-
-def keep(run: Path, text: bytes, drawn: Mapping[str, bytes]) -> Path:
-    """Write what `render` gives to a run folder; the path of the page."""
-    for name, data in drawn.items():
-        write_whole(run / f"{name}.png", data)
-    path = run / NAME
-    write_whole(path, text)
+    text, drawn = render(reading.read(run), title or run.resolve().name)
+    path = run / "report.html"
+    files = {run / f"{name}.png": data for name, data in drawn.items()} | {path: text}
+    for file, data in files.items():
+        with write_errors(file):
+            write_whole(file, data)
     return path
 
 

@@ -57,10 +57,12 @@ def out_of_memory(error: BaseException) -> str | None:
 
 
 def out_of_reach(error: BaseException) -> str | None:
-    """Sentence for an error of a path that the system keeps closed; None for others."""
+    """Sentence for a path that curax finds closed by the system; None for others."""
     if not (isinstance(error, OSError) and error.filename):
         return None
     if error.errno not in (errno.EACCES, errno.ENAMETOOLONG):
+        return None
+    if PACKAGE not in frames(error)[-1].filename:  # in a function of the user's
         return None
     return f"{error.filename} cannot be used: {error.strerror}; name another path."
 
@@ -101,7 +103,7 @@ def config_errors(config: Any = None) -> Iterator[None]:
         if needed := missing(error):
             raise ConfigError(needed) from error
         last = frames(error)[-1]
-        if PACKAGE in last.filename and (closed := out_of_reach(error)):
+        if closed := out_of_reach(error):
             raise ConfigError(closed) from error
         if config is None and PACKAGE not in last.filename:
             raise

@@ -90,8 +90,8 @@ def environment(
     legal = {word.lower(): first + i for i, word in enumerate(words)}
     if len(legal) < len(words) or not all(map(str.strip, legal)):
         raise ValueError(
-            f"task.environment.actions={words} must be words that differ, large "
-            "letters or small; give each action its own."
+            f"task.environment.actions={words} must differ by more than capital "
+            "letters, and none may be blank; give each action a word of its own."
         )
 
     def outcome(total: float) -> float:

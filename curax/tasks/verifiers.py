@@ -299,6 +299,8 @@ def _line(words: str) -> str:
 
 def _refused(name: str, python: str, fault: str) -> str:
     """The sentence about a taskset that cannot be loaded."""
+    if fault.startswith("task.python="):
+        return fault
     if "No module named 'verifiers'" in fault:
         command = f"{python} -m pip install verifiers"
         return f"verifiers is not installed for {python}; run {command}."

@@ -122,8 +122,12 @@ class Side:
                 url = f"http://127.0.0.1:{self._server.server_port}/v1"
                 try:
                     self._process = process = _Process(self._python, self._key, self)
-                except OSError as error:  # of the interpreter
-                    raise RuntimeError(f"{self._python}: {error.strerror}") from error
+                except (FileNotFoundError, PermissionError) as error:
+                    raise RuntimeError(
+                        f"task.python={self._python!r} cannot be run "
+                        f"({error.strerror}); name the Python of an environment that "
+                        "has verifiers."
+                    ) from error
                 process.say(**self._setup, url=url)
                 process.ready.wait(START)
             if not process.tasks:
