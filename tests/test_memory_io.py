@@ -114,10 +114,18 @@ def test_keys_are_made_in_chunks_of_any_size_by_one_program(monkeypatch, chunk):
         traced.append(prompt_id.shape)
         return made(prompt_id)
 
+    def asked(prompt_id):
+        traced.append(prompt_id.tolist())
+        return made(prompt_id)
+
     monkeypatch.setattr(memory_io, "CHUNK", chunk)
     got = memory_io.prompt_keys(replace(task, prompts=prompts))
     assert got == [key_of(question) for question in QUESTIONS]
     assert traced == [(min(chunk, N),)]
+    traced.clear()  # a task of files has no prompts beyond its last
+    got = memory_io.prompt_keys(replace(task, prompts=asked, in_files=True))
+    assert got == [key_of(question) for question in QUESTIONS]
+    assert max(map(max, traced)) == N - 1
 
 
 def test_keys_are_the_same_on_a_mesh_of_eight():
