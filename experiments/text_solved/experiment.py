@@ -1,0 +1,29 @@
+"""Arms on text once more where most is solved: another start, rates below.
+
+Command:  python -m curax.compare experiments/text_solved
+
+Task, sizes and arms are those of the regime solved of `experiments.text`, from a
+checkpoint that README.md says how to make.
+"""
+
+from curax.comparison.experiment import Experiment
+from experiments.text import experiment
+
+RATES = (3e-5, 1e-4, 3e-4)
+NAME = "solved_again"
+
+
+def get_experiment() -> Experiment:
+    """All twelve arms, each rate tuned by twice the seeds, at equal tokens drawn."""
+    how = {
+        **experiment.HOW,
+        "tune": {"optimizer.learning_rate": RATES},
+        "tuning_seeds": 4,
+    }
+    task = experiment.REGIMES["solved"]
+    return Experiment(
+        recipes=experiment.recipes(),
+        common=experiment.COMMON,
+        conditions={NAME: {"model.path": f"runs/text/{NAME}", **task}},
+        **how,
+    )
