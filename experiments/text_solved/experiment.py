@@ -1,4 +1,4 @@
-"""Arms on text once more where most is solved: another start, rates below.
+"""Eight arms on text once more where most is solved: another start, rates below.
 
 Command:  python -m curax.compare experiments/text_solved
 
@@ -7,6 +7,7 @@ checkpoint that README.md says how to make.
 """
 
 from curax.comparison.experiment import Experiment
+from experiments.factorial.run import ARMS
 from experiments.text import experiment
 
 RATES = (3e-5, 1e-4, 3e-4)
@@ -14,15 +15,16 @@ NAME = "solved_again"
 
 
 def get_experiment() -> Experiment:
-    """All twelve arms, each rate tuned by twice the seeds, at equal tokens drawn."""
+    """Eight arms, each rate tuned by twice the seeds, at equal tokens drawn."""
     how = {
         **experiment.HOW,
         "tune": {"optimizer.learning_rate": RATES},
         "tuning_seeds": 4,
     }
     task = experiment.REGIMES["solved"]
+    every = experiment.recipes()
     return Experiment(
-        recipes=experiment.recipes(),
+        recipes={arm: every[arm] for arm in ARMS},
         common=experiment.COMMON,
         conditions={NAME: {"model.path": f"runs/text/{NAME}", **task}},
         **how,
