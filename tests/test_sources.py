@@ -755,10 +755,15 @@ def test_numbers_of_parquet_are_those_that_were_written(tmp_path):
         "answer": pa.array([1999.99, 0.1], pa.float32()),
     }
     columns["small"] = pa.array([0.1, None], pa.float16())
+    inside = pa.struct([("truth", pa.float32()), ("all", pa.list_(pa.float16()))])
+    columns["inside"] = pa.array([{"truth": 0.1, "all": [0.3, None]}, None], inside)
+    columns["known"] = pa.array([0.1, 0.1], pa.float32()).dictionary_encode()
     pq.write_table(pa.table(columns), path)
     rows = [record for _, record in sources.open_records(path).each()]
     assert [row["answer"] for row in rows] == [1999.99, 0.1]
     assert [row["small"] for row in rows] == [0.1, None]
+    assert [row["known"] for row in rows] == [0.1, 0.1]
+    assert [row["inside"] for row in rows] == [{"truth": 0.1, "all": [0.3, None]}, None]
     columns["far"] = pa.array([2**60, 0], pa.timestamp("us"))
     pq.write_table(pa.table(columns), path)
     with pytest.raises(RecordError, match=r"row 0: not text \(.*\); mend"):

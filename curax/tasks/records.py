@@ -197,8 +197,7 @@ def _rows_of(path: Path) -> Iterator[Found]:
 def _rows(table: Any) -> list[Record | str]:
     """The rows of a table; in place of those that Python cannot hold, why not.
 
-    As those that are not UTF-8, or whose time is none. A number of less than 64 bits is
-    its shortest decimal, and not that with the noise of its last bit.
+    As those that are not UTF-8, or whose time is none.
     """
     try:
         rows = table.to_pylist()
@@ -206,12 +205,34 @@ def _rows(table: Any) -> list[Record | str]:
         if len(table) == 1:
             return [str(error).partition("\n")[0]]
         return [row for i in range(len(table)) for row in _rows(table.slice(i, 1))]
-    narrow = {"float": np.float32, "halffloat": np.float16}
     for field in table.schema:
-        for row in rows if str(field.type) in narrow else ():
-            if (value := row[field.name]) is not None:
-                row[field.name] = float(str(narrow[str(field.type)](value)))
+        for row in rows if "float" in str(field.type) else ():
+            row[field.name] = _shortest(row[field.name], field.type)
     return rows
+
+
+def _shortest(value: Any, kind: Any) -> Any:
+    """A value of a column, wherever in it a number of less than 64 bits stands.
+
+    Such a number is its shortest decimal, and not that with the noise of its last bit.
+    """
+    from pyarrow import types
+
+    if value is None:
+        return None
+    if types.is_dictionary(kind):
+        return _shortest(value, kind.value_type)
+    if types.is_float32(kind):
+        return float(str(np.float32(value)))
+    if types.is_float16(kind):
+        return float(str(np.float16(value)))
+    if types.is_struct(kind):
+        return {
+            name: _shortest(one, kind.field(name).type) for name, one in value.items()
+        }
+    if isinstance(value, list) and not types.is_map(kind):
+        return [_shortest(one, kind.value_type) for one in value]
+    return value
 
 
 @contextlib.contextmanager
