@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import pickle
 import threading
 import time
@@ -225,6 +226,9 @@ ANSWERS = {
     ),
     "junk": "{",
     "list": "[]",
+    "deep": "[" * 100_000,
+    "huge": f"""{{"type": "observation", "data": {{"observation": {{"prompt": ""}},
+        "reward": 1{"0" * 400}, "done": false}}}}""",
     "other": json.dumps(
         {
             "type": "observation",
@@ -289,6 +293,8 @@ def test_an_episode_of_a_server_is_a_connection(server):
         ("error", "error: no such move"),
         ("junk", "error: the server sent no observation"),
         ("list", "error: the server sent no observation"),
+        ("deep", "error: the server sent no observation"),
+        ("huge", "error: the server sent no observation"),
         ("other", "error: the observation has no field 'prompt', but board"),
     ],
 )
@@ -308,6 +314,14 @@ def test_an_episode_that_failed_is_closed(server):
     one, _ = said(made, "1", target=50)
     assert said(made, "error", target=50, state=one.state)[0].startswith("error: ")
     assert ended(50)
+
+
+def test_a_target_that_is_no_seed_costs_its_episode(server):
+    made = by_openenv(server)
+    for target in ("1/2", None, math.inf):
+        turn = Turn(None, 7, target, tokenizer().encode("1"))
+        (failed,) = made.environment.answer([turn])
+        assert failed.startswith("error: an episode begins by a seed")
 
 
 def test_a_server_that_has_gone_costs_the_episodes_that_begin():

@@ -121,13 +121,31 @@ def read(reply: str | bytes, shows: str) -> tuple[str, float, bool]:
         seen, reward, done = data["observation"], data["reward"], data["done"]
         total = 0.0 if reward is None else float(reward)
         words = seen.get(shows)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        *(ValueError, TypeError, KeyError, AttributeError),
+        *(OverflowError, RecursionError),  # numbers of any size, and any depth
+    ) as error:
         raise EpisodeError("error: the server sent no observation") from error
     if words is None and not done:
         has = ", ".join(map(str, seen)) or "none"
         raise EpisodeError(f"error: the observation has no field {shows!r}, but {has}")
     words = "" if words is None else words
     return words if isinstance(words, str) else json.dumps(words), total, bool(done)
+
+
+def seed_of(target: Any) -> int:
+    """The seed that a target is.
+
+    Raises:
+        EpisodeError: it is none, as the answer of a problem may be.
+    """
+    try:
+        return int(target)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EpisodeError(
+            f"error: an episode begins by a seed, and its target is {target!r:.40}; "
+            "take worlds.task, or integers as answers"
+        ) from error
 
 
 @declares(package="websockets", server=True)
@@ -183,7 +201,7 @@ def environment(
         episode = turn.state
         try:
             if episode is None:
-                episode = Episode(server, int(turn.target))
+                episode = Episode(server, seed_of(turn.target))
             return episode.step(turn.tokens)
         except EpisodeError as error:
             if episode is not None:
