@@ -8,6 +8,7 @@ import threading
 import time
 from functools import partial
 
+import gymnasium as api
 import numpy as np
 import pytest
 import words
@@ -178,6 +179,46 @@ def test_turns_are_bounded():
 def test_an_environment_that_does_not_fit_is_refused_in_a_sentence(options, words):
     with pytest.raises(ValueError, match=words):
         gymnasium.environment(**LAKE | options)
+
+
+class Anew(api.Env, api.utils.EzPickle):
+    """Says how many steps there were, and forgets them when it is pickled."""
+
+    action_space, observation_space = api.spaces.Discrete(2), api.spaces.Discrete(9)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        return self.steps, 0.0, False, False, {}
+
+
+class Kept(Anew):
+    __getstate__ = object.__getstate__
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+def test_an_environment_that_forgets_its_episode_in_pickle_is_refused():
+    registered = {"Anew-v0": Anew, "Kept-v0": Kept}
+    for name, kind in registered.items():
+        api.register(id=name, entry_point=kind, disable_env_checker=True)
+    try:
+        with pytest.raises(ValueError, match="by EzPickle, which keeps nothing"):
+            gymnasium.environment(name="Anew-v0")
+        made = gymnasium.environment(name="Kept-v0")
+        state = made.reset(0, 0)
+        for count in (1, 2, 3):
+            state, seen = made.observe(pickle.loads(pickle.dumps(state)), "0")
+            assert seen.tokens == str(count)
+    finally:
+        for name in registered:
+            del api.registry[name]
 
 
 # ----- of OpenEnv

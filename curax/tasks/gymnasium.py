@@ -80,6 +80,13 @@ def environment(
             f"task.environment.name={name!r} has actions {space}, and a turn names one "
             "of a few; name another environment."
         )
+    anew = gymnasium.utils.EzPickle.__getstate__
+    if getattr(type(one.unwrapped), "__getstate__", None) is anew:
+        raise ValueError(
+            f"task.environment.name={name!r} is pickled by EzPickle, which keeps "
+            "nothing of an episode, and it goes from worker to worker by pickle; name "
+            "another environment."
+        )
     first = int(space.start)
     words = actions or tuple(map(str, range(first, first + int(space.n))))
     if len(words) != space.n:
