@@ -159,6 +159,13 @@ def test_a_solution_that_is_too_long_is_not_imitated_and_not_cut(tmp_path):
     shortest = min(lengths)
     with pytest.raises(ValueError, match=rf"the shortest has {shortest}\)"):
         task(tmp_path, max_trace_tokens=shortest - 1)
+    for record in records:
+        del record["solution"]
+    demo.write_lines(tmp_path / "train.jsonl", records[:30])
+    with pytest.raises(
+        ValueError, match=r"^no problem .* task\.trace='\{solution\}' na"
+    ):
+        task(tmp_path, max_trace_tokens=16)
 
 
 @pytest.mark.long

@@ -509,18 +509,23 @@ class FileTask:
         """Sentence that summarises the files.
 
         Raises:
-            ValueError: no trace is short enough.
+            ValueError: there is no trace, or none is short enough.
         """
         training, most = self.training, self.max_trace_tokens
         summary = f"{training.summary()}; held out: {self.testing.summary()}"
         if most:
             lengths = [len(self._trace_ids(problem)) for problem in training.problems]
             some = sum(0 < length <= most for length in lengths)
+            if not any(lengths):
+                raise ValueError(
+                    f"no problem to train on has what task.trace={self.format.trace!r} "
+                    "names; name it in task.layout, or set task.max_trace_tokens to 0."
+                )
             if not some:
                 raise ValueError(
                     f"none of the {len(training)} problems to train on has a solution "
                     f"of at most task.max_trace_tokens={most} tokens (the shortest "
-                    f"has {min(filter(None, lengths), default=0)}); set it higher, or "
+                    f"has {min(filter(None, lengths))}); set it higher, or "
                     "to 0."
                 )
             summary += f"; {some} solutions to imitate"
