@@ -300,6 +300,17 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
     assert text.load(tmp_path).decode(row.tokens[0][row.mask[0]]) == question
 
 
+def test_a_prompt_without_a_token_is_refused(tmp_path):
+    """As of a template that looks for parts of a message where there is a text."""
+    byte_pairs.tokenizer(tmp_path, ["1 + 1"], vocab_size=300)
+    parts = "{% for one in messages[0].content %}{{ one.text }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(parts)
+    with pytest.raises(
+        ValueError, match=r"train\.jsonl:1: its prompt has no token; let"
+    ):
+        task(tokenizer=str(tmp_path))
+
+
 def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     records = list(demo.problems(count=6))
     demo.write_lines(tmp_path / "test.jsonl", records[4:])

@@ -77,7 +77,12 @@ def usable(
     def length(problem: Problem) -> int:
         if not prompt_format.may_fit(problem.question, longest):
             return longest + 1
-        return len(prompt_format.prompt(problem))
+        if length := len(prompt_format.prompt(problem)):
+            return length
+        raise ValueError(
+            "its prompt has no token; let task.template or the chat template of "
+            f"{prompt_format.tokenizer.template_file} show the question."
+        )
 
     return sources.scan(
         records,
