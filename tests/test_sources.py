@@ -776,9 +776,9 @@ def lines_of(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_names_of_splits_are_told_in_any_case(tmp_path):
-    for name, rows in (("Train", ROWS[:2]), ("Test", ROWS[2:3])):
-        lines_of(tmp_path / f"{name}.jsonl", rows)
+def test_names_of_splits_and_kinds_are_told_in_any_case(tmp_path):
+    for name, rows in (("Train.jsonl", ROWS[:2]), ("TEST.JSONL", ROWS[2:3])):
+        lines_of(tmp_path / name, rows)
     for split, count in (("train", 2), ("test", 1)):
         assert len(sources.open_records(tmp_path, split=split)) == count
 

@@ -101,7 +101,11 @@ def _files(path: Path, split: str) -> list[Path]:
 
 def _of_split(folder: Path, split: str) -> list[Path]:
     """The data files of a folder that belong to a split."""
-    kinds = {kind: sorted(folder.glob(f"*{kind}")) for kind in (".jsonl", ".parquet")}
+    every = sorted(folder.iterdir())
+    kinds = {
+        kind: [file for file in every if file.suffix.lower() == kind]
+        for kind in (".jsonl", ".parquet")
+    }
     files = [*kinds[".jsonl"], *kinds[".parquet"]]
     if not files:
         raise SourceError(
