@@ -40,12 +40,14 @@ from curax.tasks import (
     gym,
     gymnasium,
     layouts,
+    openenv,
     sources,
     text,
     verifiers,
     worlds,
 )
 from curax.tasks.prompt_format import PromptFormat
+from curax.types import Turn
 from curax.verify import graders
 
 ROOT = Path(__file__).parents[1]
@@ -698,6 +700,19 @@ def test_an_environment_that_poses_its_own_prompts_is_not_asked_about_files(plac
         sets, known = setup._file_questions(config, form, args, opened)
     assert [one.task.environment for one in sets.values()] == [None]
     assert known["grader"]["function"] == "curax.verify.graders.mathematics"
+
+
+def test_an_environment_that_is_a_server_answers_problems_of_files(place):
+    served = partial(openenv.environment, url="http://127.0.0.1:9")
+    config = SimpleNamespace(task=partial(file_task.task, environment=served))
+    form = PromptFormat(tokenizer=text.load(real.checkpoint(small=True)))
+    (args := options(place)).grader = None
+    with contextlib.ExitStack() as opened:
+        sets, known = setup._file_questions(config, form, args, opened)
+    (one,) = (one.task.environment for one in sets.values())
+    (said,) = one.answer([Turn(None, 7, 0, [])])
+    assert said.startswith("crash: ")
+    assert known["environment"]["function"] == "curax.tasks.openenv.environment"
 
 
 def told(capsys) -> str:

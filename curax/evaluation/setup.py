@@ -24,7 +24,6 @@ from curax.runs import checkpoint, folder, policies
 from curax.runs.policies import Policy
 from curax.settings import errors, functions
 from curax.settings.config_paths import describe, options, unbound
-from curax.settings.config_types import present
 from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import mesh as meshes
 from curax.tasks import environments, file_task, layouts, sources, text, worlds
@@ -275,7 +274,8 @@ def _file_questions(
             most = known.get("max_answer_tokens", file_task.ANSWER_TOKENS)
             judge = {"environment": describe(make), "max_answer_tokens": most}
             world = environments.of_text(make, form, most, **processes)
-            present(world.start)()
+            if world.start:
+                world.start()
             judge |= _code(make, serve.ENVIRONMENT)
             how: tuple[Any, ...] = None, None, world
         else:
