@@ -745,6 +745,8 @@ REFUSED = {
     "curax.advantage; did you mean curax.advantage.leave_one_out?",
     "optimizer=optax.sgdd": "optax.sgdd is no function of optax; did you mean "
     "optax.sgd?",
+    "sampling.engine=engine.trt": "engine.trt is no function of curax.engine; it has "
+    "status, real, whole, sets, vllm, sampling, shape, sglang.",
     "optimizer=optax:zq": "optax:zq is no function of optax; name one that it has.",
     "gate=nowhere:f": "nowhere:f cannot be imported because there is no module "
     "nowhere, nor a file nowhere.py here; write MODULE:FUNCTION or FILE.py:FUNCTION.",

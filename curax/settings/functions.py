@@ -92,11 +92,14 @@ def named(name: str) -> Callable[..., Any]:
 
 
 def functions_of(scope: types.ModuleType) -> list[str]:
-    """Names of the public functions that a module defines."""
+    """Names of the public functions that a module defines.
+
+    A class whose name is in small letters is one: a config names it as any other.
+    """
     return [
         key
         for key, value in vars(scope).items()
-        if inspect.isfunction(value)
+        if (inspect.isfunction(value) or (inspect.isclass(value) and key.islower()))
         and value.__module__ == scope.__name__
         and not key.startswith("_")
     ]
