@@ -112,6 +112,13 @@ def test_the_probability_of_improvement_counts_pairs():
         close((share, low, high), (1, 0.025 ** (1 / 4), 1))
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_who_is_better_is_unknown_where_a_rate_is(paired):
+    x, y = np.array([0.1, 0.2, np.nan, 0.4]), np.array([0.1, 0.2, 0.3, 0.4])
+    for sides in (([x], [y]), ([y], [x])):
+        assert np.isnan(statistics.improvement(*sides, paired=paired)).all()
+
+
 def test_a_run_is_on_the_line_between_its_evaluations_and_nowhere_else():
     spent = np.array([[0.0, 0.0], [10, 20], [20, 30]])
     rate = np.array([[0.0, 0.2], [0.4, 0.4], [0.6, 0.1]])

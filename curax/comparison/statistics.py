@@ -175,7 +175,7 @@ def improvement(
         level: of the interval.
 
     Returns:
-        The share, and lower and upper end.
+        The share, and lower and upper end; NaN where a value is.
 
     References:
         Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the
@@ -183,6 +183,8 @@ def improvement(
     """
     from scipy import stats
 
+    if any(np.isnan(values).any() for values in (*ours, *theirs)):
+        return math.nan, math.nan, math.nan
     wins, count = 0.0, 0
     for x, y in zip(ours, theirs, strict=True):
         pairs = x - y if paired else np.subtract.outer(x, y)
