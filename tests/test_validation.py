@@ -16,7 +16,7 @@ from contracts import close
 from curax import allocate, loss
 from curax.config import KL, ConfigError, Evaluation
 from curax.runs import alarms
-from curax.step import states, validation
+from curax.step import loops, states, validation
 from curax.types import Prompts
 
 SAMPLES = 4
@@ -336,6 +336,16 @@ def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_subsets():
     got = validation.pass_at_k(held, drawn, np.stack([right, np.full(8, np.nan)]))
     close(got["eval/pass_at_2"], [(1 / 2 + 1) / 2, np.nan])
     assert validation.pass_at_k(parts(), drawn, right) == {}
+
+
+def test_the_rate_of_a_run_of_which_nothing_was_graded_is_unknown():
+    """Without a warning of numpy; of a prompt without a grade there is no rate."""
+    drawn = SimpleNamespace(prompt=np.arange(4) // 2, slot=np.arange(4) % 2)
+    outcome = np.array([[1, 0, np.nan, np.nan], [np.nan] * 4], np.float32)
+    lanes: Any = SimpleNamespace(parts=parts(), magnitudes=None)
+    lanes._sampled = lambda *_: (drawn, outcome)
+    state: Any = None
+    close(loops.Lanes.pass_rates(lanes, state), [0.5, np.nan])
 
 
 def test_more_of_k_than_are_drawn_is_refused():

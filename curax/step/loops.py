@@ -323,9 +323,13 @@ class Lanes(Jitted):
         return super().begin(jax.tree.map(lambda x: wide(x)[lane], warm))
 
     def pass_rates(self, state: TrainState) -> np.ndarray:
-        """`[L]` held-out pass rates, sampled, with the same noise at every call."""
+        """`[L]` held-out pass rates, sampled, with the same noise at every call.
+
+        NaN where nothing was graded.
+        """
         rollouts, outcome = jax.device_get(self._sampled(state, self.magnitudes))
-        return np.nanmean(validation.pass_rates(self.parts, rollouts, outcome), -1)
+        rates = validation.pass_rates(self.parts, rollouts, outcome)
+        return validation.mean_of_known(rates)
 
 
 class Staged(Loop):

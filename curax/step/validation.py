@@ -254,10 +254,14 @@ def pass_at_k(
         return {}
     each = _by_prompt(parts, rollouts, outcome)
     chance = attempts.pass_at_k((each > RIGHT).sum(-1), (~np.isnan(each)).sum(-1), k)
-    known = ~np.isnan(chance)
-    total = np.where(known, chance, 0.0).sum(-1)
+    return {f"eval/pass_at_{k}": mean_of_known(chance)}
+
+
+def mean_of_known(values: np.ndarray) -> np.ndarray:
+    """Mean over the last axis of values that are not NaN; NaN where none is."""
+    known = ~np.isnan(values)
     count = np.where(known.any(-1), known.sum(-1), np.nan)
-    return {f"eval/pass_at_{k}": total / count}
+    return np.where(known, values, 0.0).sum(-1) / count
 
 
 def _by_prompt(
