@@ -12,6 +12,7 @@ no network once its files are in the cache.
 
 import contextlib
 import glob
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -104,15 +105,12 @@ def checkpoint(path: str | Path, *, weights: bool = True) -> Path:
     Raises:
         HubError: as `pinned`; or it has the weights of adapters alone.
     """
-    name, folder = parsed(path, "model"), Path(path)
+    name, folder = parsed(path, "model"), Path(os.path.expanduser(path))
     if name is not None:
         wanted = [*CONFIG, *TOKENIZER, *(WEIGHTS if weights else ())]
         # To the hub a `*` passes `/`, and folders hold the weights in other forms.
         folder = _snapshot(name, "model", wanted, ignore=["*/*"])
-    here = folder
-    with contextlib.suppress(RuntimeError):  # of a user that there is not
-        here = folder.expanduser()
-    alone = (here / ADAPTER).is_file() and not (here / "config.json").exists()
+    alone = (folder / ADAPTER).is_file() and not (folder / "config.json").exists()
     if weights and alone:  # a tokenizer may lie beside them
         raise HubError(
             f"{path} holds adapters without the checkpoint that they belong to; name "
@@ -134,7 +132,7 @@ def data(path: str | Path, split: str) -> Path:
     """
     name = parsed(path, "dataset")
     if name is None:
-        return Path(path)
+        return Path(os.path.expanduser(path))
     wanted = _patterns(name.inside, split)
     folder = _snapshot(name, "dataset", wanted)
     if not any(found for pattern in wanted for found in folder.glob(pattern)):

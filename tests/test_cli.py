@@ -326,6 +326,22 @@ def test_what_fails_leaves_no_folder_that_is_empty(kind, writes, tmp_path):
     assert there.is_dir()
 
 
+def test_the_home_folder_stands_behind_an_equals_sign_too(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    got = []
+
+    @command_line("curax.one")
+    def main(argv):
+        got.extend(argv)
+        return 0
+
+    assert main(["--workdir=~/x", "model.path=~/m", "title=a ~/b", "~x", "a=~x/y"]) == 0
+    assert got == [
+        *("--workdir=/home/me/x", "model.path=/home/me/m"),
+        *("title=a ~/b", "~x", "a=~x/y"),
+    ]
+
+
 def commanded(error):
     """What a command returns that fails so."""
 

@@ -80,6 +80,16 @@ def test_a_name_on_the_hub_is_no_local_path(tmp_path, monkeypatch):
     assert name == ("a/b", "refs/pr/1", "main/train-*.parquet")
 
 
+def test_the_home_folder_stands_in_front_of_a_path_of_a_config(monkeypatch):
+    folder = real.checkpoint(small=True)
+    monkeypatch.setenv("HOME", str(folder.parent))
+    path = f"~/{folder.name}"
+    assert hub.checkpoint(path) == folder
+    assert text.load(path).size == text.load(str(folder)).size
+    assert hub.data(f"{path}/*.jsonl", "train") == folder / "*.jsonl"
+    assert str(hub.data("~nosuch/a.jsonl", "train")) == "~nosuch/a.jsonl"
+
+
 def test_only_what_is_read_is_downloaded_at_one_commit(server):
     name = hub.pinned("some/policy", "model")
     assert name == f"some/policy@{A}"

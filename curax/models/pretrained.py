@@ -28,7 +28,7 @@ def check_weights(path: str) -> None:
     Raises:
         ValueError: in a sentence, if the files are missing or damaged.
     """
-    folder = hub.checkpoint(path).expanduser()
+    folder = hub.checkpoint(path)
     families.read(folder / "config.json")  # it tells more where the folder is another
     tensors.held(folder)
 
@@ -76,7 +76,7 @@ def model(
         ValueError: in a sentence, if the folder holds no checkpoint, one that is not
             supported, or one with a smaller vocabulary.
     """
-    folder = hub.checkpoint(path).expanduser()
+    folder = hub.checkpoint(path)
     options = families.read(folder / "config.json")
     families.check_heads(folder / "config.json", options)
     # A resumed run does not need the files: they are read by `load` alone.

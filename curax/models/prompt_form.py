@@ -45,7 +45,7 @@ def mismatch(path: str | Path | None, form: Mapping[str, Any] | None) -> str | N
         path: folder of the checkpoint; None: there is none.
         form: `Task.prompt_form`; None: prompts are not text.
     """
-    known = None if path is None else read(Path(path).expanduser())
+    known = None if path is None else read(Path(path))
     if known is None or form is None:
         return None
     other = [name for name in NAMES if known[name] != form[name]]

@@ -32,7 +32,7 @@ def without_files(config: Config) -> Config:
     )
     if path is None or longest is None or config.hint or config.reflection:
         return config
-    place = hub.checkpoint(path, weights=False).expanduser()
+    place = hub.checkpoint(path, weights=False)
     config = override(config, {"model.path": str(place)})
     found = families.read(place / "config.json")
     shaped = partial(task, vocab_size=found["vocab_size"], prompt_tokens=longest)

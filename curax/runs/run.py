@@ -214,7 +214,9 @@ def load_memory(built: Components) -> memory_io.LoadedMemory | None:
         ConfigError: the file cannot be read.
     """
     path = built.config.memory.load
-    return None if path is None else memory_io.read(Path(path), built.task)
+    if path is None:
+        return None
+    return memory_io.read(Path(os.path.expanduser(path)), built.task)
 
 
 class Run:

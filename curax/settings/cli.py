@@ -266,7 +266,7 @@ def command_line(
             if argv is None:
                 _LEAVING.prepare()
                 argv = sys.argv[1:]
-            argv = list(argv)
+            argv = [at_home(argument) for argument in argv]
             try:
                 with hears_interrupts():
                     return main(argv)
@@ -291,6 +291,15 @@ def command_line(
         return whole
 
     return decorated
+
+
+def at_home(argument: str) -> str:
+    """An argument in which `~` in front of a value is the home folder.
+
+    Shells make it that at the beginning of a word, and most of them not in `NAME=~/x`.
+    """
+    name, _, value = argument.partition("=")
+    return f"{name}={os.path.expanduser(value)}" if value[:2] == "~/" else argument
 
 
 def still_there(path: Path, was: os.stat_result) -> bool:
