@@ -5,6 +5,7 @@ from pathlib import Path
 
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError
+from curax.runs import reading
 from curax.settings.cli import Parser, command_line
 from curax.settings.errors import out_of_reach
 
@@ -70,6 +71,8 @@ def main(argv: list[str]) -> int:
         from curax.comparison import comparison
 
         print(comparison.compare(experiment, arms, workdir, cost=cost, name=name))
+    except reading.DamagedError as error:
+        raise ConfigError(str(error)) from error
     except OSError as error:
         why = out_of_reach(error) or f"{error}; mend that and go on."
         print(f"curax.compare: {why}", file=sys.stderr)

@@ -225,6 +225,20 @@ def test_another_experiment_is_refused_and_arms_may_be_added(whole):
             check(changed, experiments.arms(changed))
 
 
+@pytest.mark.parametrize("name", ["experiment.json", "cost.json", "arms"])
+def test_a_damaged_file_of_a_comparison_is_a_sentence(whole, tmp_path, name, capsys):
+    workdir = tmp_path / "damaged"
+    shutil.copytree(whole, workdir)
+    path = workdir / name
+    path = min(path.iterdir()) if path.is_dir() else path
+    path.write_bytes(path.read_bytes()[:20])
+    assert compare.main([str(FILE), "--workdir", str(workdir)]) == 2
+    err = capsys.readouterr().err
+    assert re.fullmatch(
+        rf"curax\.compare: {path}:\d+: not JSON; repair or delete the file\.\n", err
+    )
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """A comparison that tunes two magnitudes: its experiment, its folder, the run."""
