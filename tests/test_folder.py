@@ -270,6 +270,15 @@ def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
         assert lines(tmp_path / folder.WARM) == FOUR[1 : warm + 1]
 
 
+def test_a_run_that_goes_on_has_no_predictions_of_where_it_ended(tmp_path):
+    files = opened(tmp_path, step=None)
+    files.write(FOUR)
+    files.close()
+    folder.write_json(tmp_path / folder.EXPECTED, {"after": {"group/draws": 8.0}})
+    opened(tmp_path, step=3).close()
+    assert not reading.expected(tmp_path)
+
+
 def test_tensorboard_gets_the_mean_of_the_seeds_and_nothing_that_is_not_finite(
     tmp_path,
 ):

@@ -350,7 +350,7 @@ class Files:
         config: Config | None = None,
         warn: Callable[[str], None] = print,
     ):
-        """Open all files; rows after the checkpoint are cut off.
+        """Open all files; rows after the checkpoint and old predictions go.
 
         Args:
             workdir: run folder.
@@ -369,6 +369,8 @@ class Files:
         self.warm, self._metrics, self._rollouts, self._alarms = self._rows = [
             Appended(path, whole_rows(path, **checks[path.name])) for path in paths
         ]
+        with write_errors(workdir / EXPECTED):  # of an evaluation that is not the last
+            (workdir / EXPECTED).unlink(missing_ok=True)
         with write_errors(workdir / EVENTS):
             named = config.logging.dashboards if config else (EVENTS,)
             self._dashboards = Dashboards(
