@@ -22,7 +22,8 @@ def clock(monkeypatch):
 
 def shown(**options):
     file = io.StringIO()
-    return progress.Progress(Console(file=file, width=100, **options)), file
+    named = {"file": file, "width": 100, "_environ": {}}  # whatever TERM is here
+    return progress.Progress(Console(**named | options)), file
 
 
 def row(step, tokens, outcome: Any = 0.25, dead: Any = 0.5):
@@ -34,13 +35,18 @@ def row(step, tokens, outcome: Any = 0.25, dead: Any = 0.5):
     }
 
 
-def test_a_run_is_plain_lines_where_output_is_no_terminal(clock):
-    told, file = shown()
+DUMB = {"force_terminal": True, "_environ": {"TERM": "dumb"}}  # no cursor to move
+
+
+@pytest.mark.parametrize("options", [{}, DUMB], ids=["pipe", "dumb"])
+def test_a_run_is_plain_lines_where_nothing_can_be_redrawn(clock, options):
+    told, file = shown(**options)
     with told:
         told.begin("warm start", 0, 300)
         for clock[0], done in ((9, 10), (10, 20), (38, 300)):
             told.warm(done, np.float32(1.5))
-        told.evaluated(np.array([0.25, 0.5]))
+        with told.waiting("compiling the held-out sampler"):
+            told.evaluated(np.array([0.25, 0.5]))
         told.begin("RL", 0, 40)
         clock[0] = 60  # the first chunk compiles: no rate, no time left
         told.step([row(9, 900, 0.0), row(10, 1_000, 0.5)])
@@ -55,6 +61,7 @@ def test_a_run_is_plain_lines_where_output_is_no_terminal(clock):
         "warm start 10/300  loss 1.500 nats",
         "warm start 20/300  loss 1.500 nats  left 0:28",
         "warm start 300/300  loss 1.500 nats",
+        "compiling the held-out sampler",
         "RL 0/40  held-out 0.375  compiling",
         "RL 10/40  held-out 0.375  train 0.250  dead groups 50%",
         "RL 20/40  held-out 0.500  train 0.250  dead groups 50%  5,000 tokens/s"

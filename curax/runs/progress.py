@@ -1,4 +1,7 @@
-"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere.
+
+They are plain too on a terminal that says by TERM=dumb that it redraws nothing.
+"""
 
 import contextlib
 import logging
@@ -36,6 +39,7 @@ class Progress:
     def __init__(self, console: Console | None = None):
         """Make the display; it starts when the context is entered."""
         self._console = console or Console(highlight=False)
+        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._bars = Bars(
             SpinnerColumn(
                 "dots" if self._console.encoding.startswith("utf") else "line",
@@ -49,7 +53,7 @@ class Progress:
             TextColumn("{task.fields[note]}", table_column=Column(no_wrap=False)),
             ElapsedColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._live,
         )
         self._held_out = ""
         self._phase: Any = None  # name, id of its bar, steps in all
@@ -114,7 +118,7 @@ class Progress:
         """Show a line with elapsed seconds while the block runs."""
         fields = {"note": "", "count": "", "waits": True}
         bar = self._bars.add_task(what, total=None, visible=False, **fields)
-        if self._console.is_terminal:
+        if self._live:
             self._bars.update(bar, visible=True)
         else:
             self.say(what)
@@ -165,5 +169,5 @@ class Progress:
         count = f"{int(100 * done / total)} %" if share else f"{done:.0f}/{total:.0f}"
         fields = {"note": note, "count": count, "waits": waits}
         self._bars.update(bar, completed=done, **fields)
-        if not self._console.is_terminal:
+        if not self._live:
             self.say(f"{name} {count}  {note}")
