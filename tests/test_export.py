@@ -302,6 +302,24 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     assert main(tmp_path / "run", tmp_path / "new", "--step", "2")[0] == 0
 
 
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
+    tmp_path, runs, monkeypatch
+):
+    there, new = tmp_path / "run" / folder.CHECKPOINTS, tmp_path / "new"
+    shutil.copytree(runs["own"], tmp_path / "run")
+    states_of = policies.states_of
+
+    def removes(*args):
+        (there / "5").rename(tmp_path / "5")
+        return states_of(*args)
+
+    monkeypatch.setattr(policies, "states_of", removes)
+    told = f"curax.export: --step 5: {there} has no such checkpoint; name one of 0, 2."
+    assert main(tmp_path / "run", new, "--step", "5") == (2, "", f"{told}\n")
+    (tmp_path / "5").rename(there / "5")
+    assert main(tmp_path / "run", new) == (0, f"Written: {new}, of step 2\n", "")
+
+
 @pytest.mark.long
 def test_another_base_than_the_run_had_is_refused(tmp_path):
     changed = saved.write(tmp_path / "run", saved.lora, off=1)

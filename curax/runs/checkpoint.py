@@ -127,12 +127,18 @@ class Checkpoints:
         """The saved step with the highest score, the last of equals; None: no score."""
         return self._manager.best_step()
 
-    def named(self, step: str) -> int:
+    def named(self, step: str, *, again: bool = False) -> int:
         """The saved step that is called `latest`, `best` or by its digits.
+
+        Args:
+            step: name.
+            again: look at the folder again, in which a run may be writing.
 
         Raises:
             ConfigError: there is no such checkpoint.
         """
+        if again:
+            self._manager.reload()
         steps = {str(number): number for number in self._manager.all_steps()}
         number = (steps | {"latest": self.latest(), "best": self.best()}).get(step)
         if number is None:

@@ -152,17 +152,22 @@ def load_state(
     try:
         with states.context():
             like = states.abstract, states.sharding, states.whole
-            state, _ = saved.restore(number, *like)
-    except checkpoint.DamagedError as error:
-        raise ConfigError(
-            f"{path / folder.CHECKPOINTS / str(number)} cannot be read ({error}); "
-            f"name another --step, there are {saved.step_list()}."
-        ) from error
+            while True:
+                try:
+                    return states, saved.restore(number, *like)[0]
+                except checkpoint.DamagedError as error:
+                    before, number = number, saved.named(step, again=True)
+                    if number != before:  # which the run has removed meanwhile
+                        continue
+                    there = path / folder.CHECKPOINTS / str(number)
+                    raise ConfigError(
+                        f"{there} cannot be read ({error}); name another --step, "
+                        f"there are {saved.step_list()}."
+                    ) from error
     except checkpoint.OtherBaseError as error:
         raise ConfigError(
             f"{error}; bring back what model.path={checkpoint_of(config)} was."
         ) from error
-    return states, state
 
 
 def states_of(config: Config, began: Mapping[str, Any]) -> States:
