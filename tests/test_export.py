@@ -18,7 +18,7 @@ from outputs import printed, refusal, snapshot
 
 from curax import evaluate, export
 from curax.arrays import frozen
-from curax.config import override
+from curax.config import Mesh, override
 from curax.library import predict
 from curax.models import pretrained, prompt_form, tensors
 from curax.runs import card, folder, policies
@@ -234,6 +234,22 @@ def test_reading_a_run_that_goes_on_changes_nothing_in_it(tmp_path, runs):
     before = snapshot(busy)
     assert main(busy, tmp_path / "new")[0] == 0
     assert snapshot(busy) == before
+
+
+def test_a_run_of_more_devices_than_are_here_is_read_on_those(tmp_path, runs):
+    large = shutil.copytree(runs["lora"], tmp_path / "large")
+    file = large / folder.CONFIG
+    config = json.loads(file.read_text())
+
+    def mesh(sizes, **changes):
+        file.write_text(json.dumps(config | {"mesh": config["mesh"] | sizes}))
+        return policies.run_config(large, changes=changes).mesh
+
+    count = jax.device_count()
+    assert mesh({"data": 2 * count}) == Mesh(data=1, fsdp=-1)
+    assert mesh({"data": 2 * count}, **{"mesh.data": 1}) == Mesh(data=1, fsdp=-1)
+    assert mesh({"data": -1, "tensor": 2 * count}) == Mesh(data=1, fsdp=-1)
+    assert mesh({"fsdp": count}) == Mesh(fsdp=count)
 
 
 # What is typed, and the sentence that is printed; the names in braces are paths.

@@ -78,6 +78,8 @@ def run_config(
 ) -> Config:
     """The config of a run folder.
 
+    A mesh of more devices than are here becomes one of these, along fsdp.
+
     Args:
         path: run folder.
         file: config file, needed where it defines functions of the run itself.
@@ -106,7 +108,18 @@ def run_config(
             ) from error
         sys.modules[missing] = sys.modules[module_of(file)]  # the file was renamed
         config = recalled(path / folder.CONFIG)
+    changes = {**_fitting(config.mesh), **changes}
     return override(config, changes) if changes else config
+
+
+def _fitting(sizes: Sizes) -> dict[str, Any]:
+    """Changes that let a mesh fit the devices that are here; none where it does."""
+    try:
+        meshes.shape_on(sizes, jax.device_count())
+    except ConfigError:
+        mine = dict(zip(meshes.AXES, (1, -1, 1), strict=True), draw_share=None)
+        return {f"mesh.{name}": value for name, value in mine.items()}
+    return {}
 
 
 def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:
