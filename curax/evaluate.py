@@ -133,8 +133,8 @@ def _add_policy_options(parser: Parser) -> None:
         nargs=3,
         type=int,
         metavar=("DATA", "FSDP", "TENSOR"),
-        help="devices along each axis, -1: all that are left (default: as the run; "
-        "1 1 1)",
+        help="devices along each axis, -1: all that are left (default: as the run, or "
+        "where that takes more than are here 1 -1 1; of a checkpoint 1 1 1)",
     )
 
 
