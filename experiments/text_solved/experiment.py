@@ -1,4 +1,4 @@
-"""Eight arms on text once more where most is solved: another start, rates below.
+"""Eight arms on text once more where most is solved: another start, four rates.
 
 Command:  python -m curax.compare experiments/text_solved
 
@@ -10,7 +10,7 @@ from curax.comparison.experiment import Experiment
 from experiments.factorial.run import ARMS
 from experiments.text import experiment
 
-RATES = (3e-5, 1e-4, 3e-4)
+RATES = (3e-5, 1e-4, 3e-4, 1e-3)
 NAME = "solved_again"
 
 
