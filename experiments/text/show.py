@@ -1,4 +1,4 @@
-"""Tables of the arms on text, in their two pages, and the order of arms beside chains.
+"""Tables of the arms on text, in their pages, and the order of arms beside chains.
 
 Command:  python -m experiments.text.show
 
@@ -28,13 +28,23 @@ from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
 from experiments.text import experiment as short
 from experiments.text_long import experiment as long
+from experiments.text_solved import experiment as solved
 
 EXPERIMENTS = Path(__file__).parents[1]
 # By the folder of a page, whose `results` is --workdir of the comparison.
-PAGES = {"text": short.get_experiment, "text_long": long.get_experiment}
+PAGES = {
+    "text": short.get_experiment,
+    "text_long": long.get_experiment,
+    "text_solved": solved.get_experiment,
+}
 BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
 RATE = "optimizer.learning_rate"
-LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
+LIKE = {
+    "sparse": ("sparse",),
+    "mixed": ("sparse", "bimodal"),
+    "solved": ("bimodal",),
+    solved.NAME: ("bimodal",),
+}
 PLACES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # shares of the tokens
 RESAMPLES = 2000
 BEGIN = "<!-- tables: python -m experiments.text.show -->"
@@ -171,16 +181,17 @@ def twin_table(page: str) -> str:
             gap = np.subtract(*(rates(regime)[arm] for arm in pair))
             told = plus_minus(Effect(regime, "claim", name, gap).mean)
             body.append([regime, *name.split(", "), told, at_updates(*pair, regime)])
-        for draws in dict.fromkeys(arm.split("-")[1] for arm in eight(rates(regime))):
+        own = {arm: rates(regime)[arm] for arm in eight(rates(regime))}
+        for draws in dict.fromkeys(arm.split("-")[1] for arm in own):
             four = [
-                rates(regime)[f"{credit}-{draws}-{weight}"]
+                f"{credit}-{draws}-{weight}"
                 for credit in ("right", "centred")
                 for weight in ("log", "one")
             ]
-            told = plus_minus(
-                Effect(regime, "claim", draws, np.dot([1, -1, -1, 1], four)).mean
-            )
-            body.append([regime, "right alone x 1/p", draws, told, ""])
+            if own.keys() >= set(four):
+                gap = np.dot([1, -1, -1, 1], [own[arm] for arm in four])
+                told = plus_minus(Effect(regime, "claim", draws, gap).mean)
+                body.append([regime, "right alone x 1/p", draws, told, ""])
     head = ["twins", "choice", "at", "equal tokens", "as many updates"]
     return markdown(head, body)
 
@@ -265,8 +276,13 @@ def horizon_table(page: str) -> str:
                         for x in PLACES
                     ]
                     gaps += [gaps[-1] - gaps[1], gaps[-1] - gaps[-2]]
-                    means = (Effect(regime, "claim", at, gap).mean for gap in gaps)
-                    body.append([regime, what, at, *(plus_minus(x) for x in means)])
+                    told = (
+                        plus_minus(Effect(regime, "claim", at, gap).mean)
+                        if np.isfinite(gap).all()
+                        else ""  # before the first value that was kept
+                        for gap in gaps
+                    )
+                    body.append([regime, what, at, *told])
     at = [count_text(share * made.tokens) for share in PLACES]
     head = [*(f"at {place} tokens" for place in at), f"from {at[1]} on"]
     head.append(f"from {at[-2]} on")
@@ -277,13 +293,14 @@ def tables(page: str) -> list[str]:
     """Markdown of all tables of a page."""
     every = differences(page)
     found = [arm_table(regime, every) for regime in whole(page)]
-    own = order_table if page == "text" else horizon_table
+    all_ran = len(eight(page_of(page)[0].recipes)) == len(ARMS)
+    own = order_table if all_ran else horizon_table
     apart = (updates_table, twin_table, course_table, own, tuning_table)
     return [*found, effect_table(page, every), *(table(page) for table in apart)]
 
 
 def main() -> None:
-    """Renew the tables of both pages."""
+    """Renew the tables of all pages."""
     for page in PAGES:
         path = EXPERIMENTS / page / "README.md"
         found = in_small.renewed(path.read_text("utf-8"), tables(page), BEGIN)

@@ -1,9 +1,9 @@
-"""Eight arms on text once more where most is solved: another start, four rates.
+"""Four arms on text once more where most is solved: another start, four rates.
 
 Command:  python -m curax.compare experiments/text_solved
 
-Task, sizes and arms are those of the regime solved of `experiments.text`, from a
-checkpoint that README.md says how to make.
+Task, sizes and arms are those of the regime solved of `experiments.text`, from the
+checkpoint `start`, which README.md says how to make.
 """
 
 from curax.comparison.experiment import Experiment
@@ -15,7 +15,7 @@ NAME = "solved_again"
 
 
 def get_experiment() -> Experiment:
-    """Eight arms, each rate tuned by twice the seeds, at equal tokens drawn."""
+    """Arms of weight one, each rate tuned by twice the seeds, at equal tokens drawn."""
     how = {
         **experiment.HOW,
         "tune": {"optimizer.learning_rate": RATES},
@@ -24,8 +24,8 @@ def get_experiment() -> Experiment:
     task = experiment.REGIMES["solved"]
     every = experiment.recipes()
     return Experiment(
-        recipes={arm: every[arm] for arm in ARMS},
+        recipes={arm: every[arm] for arm in ARMS if arm.endswith("one")},
         common=experiment.COMMON,
-        conditions={NAME: {"model.path": f"runs/text/{NAME}", **task}},
+        conditions={NAME: {"model.path": "experiments/text_solved/start", **task}},
         **how,
     )
