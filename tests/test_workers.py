@@ -101,8 +101,11 @@ def written(path):
 
 def children():
     """Processes of this one that run; helpers of pytest are not counted."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {pid for task in tasks for pid in task.read_text().split() if alive(pid)}
+    while True:
+        tasks = Path("/proc/self/task").glob("*/children")
+        with contextlib.suppress(OSError):  # a thread has ended meanwhile
+            found = {pid for task in tasks for pid in task.read_text().split()}
+            return {pid for pid in found if alive(pid)}
 
 
 @pytest.fixture(scope="module")
