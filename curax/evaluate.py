@@ -134,7 +134,7 @@ def _add_policy_options(parser: Parser) -> None:
         type=int,
         metavar=("DATA", "FSDP", "TENSOR"),
         help="devices along each axis, -1: all that are left (default: as the run, or "
-        "where that takes more than are here 1 -1 1; of a checkpoint 1 1 1)",
+        "where that cannot be, along FSDP; of a checkpoint 1 1 1)",
     )
 
 

@@ -200,7 +200,7 @@ def gradients(args: Namespace) -> None:
         check = law_residual.check
     run.set_up_libraries()
     if policies.is_run(path):
-        config = override(policies.run_config(path), args.assignments)
+        config = policies.run_config(path, changes=args.assignments)
         name = path.resolve().name
         check(config)
         loop, state = policies.load_state(path, config, step=args.step or "latest")

@@ -335,11 +335,9 @@ def test_the_home_folder_stands_behind_an_equals_sign_too(monkeypatch):
         got.extend(argv)
         return 0
 
-    assert main(["--workdir=~/x", "model.path=~/m", "title=a ~/b", "~x", "a=~x/y"]) == 0
-    assert got == [
-        *("--workdir=/home/me/x", "model.path=/home/me/m"),
-        *("title=a ~/b", "~x", "a=~x/y"),
-    ]
+    words = ["title=a ~/b", "~x", "a=~x/y", "a=~/ b", "a=~/{b}", "http://x?y=~/z"]
+    assert main(["--workdir=~/x", "model.path=~/m", *words]) == 0
+    assert got == ["--workdir=/home/me/x", "model.path=/home/me/m", *words]
 
 
 def commanded(error):

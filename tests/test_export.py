@@ -236,19 +236,24 @@ def test_reading_a_run_that_goes_on_changes_nothing_in_it(tmp_path, runs):
     assert snapshot(busy) == before
 
 
-def test_a_run_of_more_devices_than_are_here_is_read_on_those(tmp_path, runs):
+def test_a_run_of_more_devices_than_are_here_is_read_on_those(
+    tmp_path, runs, monkeypatch
+):
     large = shutil.copytree(runs["lora"], tmp_path / "large")
     file = large / folder.CONFIG
     config = json.loads(file.read_text())
 
-    def mesh(sizes, **changes):
+    def mesh(sizes, changes=()):
         file.write_text(json.dumps(config | {"mesh": config["mesh"] | sizes}))
         return policies.run_config(large, changes=changes).mesh
 
     count = jax.device_count()
-    assert mesh({"data": 2 * count}) == Mesh(data=1, fsdp=-1)
-    assert mesh({"data": 2 * count}, **{"mesh.data": 1}) == Mesh(data=1, fsdp=-1)
-    assert mesh({"data": -1, "tensor": 2 * count}) == Mesh(data=1, fsdp=-1)
+    assert mesh({"data": 2 * count}) == Mesh(fsdp=count)
+    with monkeypatch.context() as three:
+        three.setattr(jax, "device_count", lambda: 3)
+        assert mesh({"data": 4}) == mesh({"data": -1, "tensor": 2}) == Mesh(fsdp=2)
+    for changes in ({"mesh.data": -1}, ["mesh.data=-1"]):
+        assert mesh({"data": 2 * count}, changes) == Mesh(data=-1)
     assert mesh({"fsdp": count}) == Mesh(fsdp=count)
 
 

@@ -270,6 +270,8 @@ ANSWERS = {
     "deep": "[" * 100_000,
     "huge": f"""{{"type": "observation", "data": {{"observation": {{"prompt": ""}},
         "reward": 1{"0" * 400}, "done": false}}}}""",
+    "endless": """{"type": "observation", "data": {"observation": {"prompt": ""},
+        "reward": 1e999, "done": false}}""",
     "other": json.dumps(
         {
             "type": "observation",
@@ -336,6 +338,7 @@ def test_an_episode_of_a_server_is_a_connection(server):
         ("list", "error: the server sent no observation"),
         ("deep", "error: the server sent no observation"),
         ("huge", "error: the server sent no observation"),
+        ("endless", "error: the server sent no observation"),
         ("other", "error: the observation has no field 'prompt', but board"),
     ],
 )

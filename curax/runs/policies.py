@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +74,20 @@ def is_run(path: Path) -> bool:
 
 
 def run_config(
-    path: Path, *, file: str | None = None, changes: Mapping[str, Any] = {}
+    path: Path,
+    *,
+    file: str | None = None,
+    changes: Mapping[str, Any] | Sequence[str] = (),
 ) -> Config:
     """The config of a run folder.
 
-    A mesh of more devices than are here becomes one of these, along fsdp.
+    A mesh that cannot lie on the devices that are here, and that nothing changes,
+    becomes one of as many of them as are a power of two, along fsdp.
 
     Args:
         path: run folder.
         file: config file, needed where it defines functions of the run itself.
-        changes: values by dotted name, as of `override`.
+        changes: as of `override`.
 
     Raises:
         ConfigError: no run folder, or a function of the config is not found.
@@ -108,18 +112,22 @@ def run_config(
             ) from error
         sys.modules[missing] = sys.modules[module_of(file)]  # the file was renamed
         config = recalled(path / folder.CONFIG)
-    changes = {**_fitting(config.mesh), **changes}
+    if not any(change.startswith("mesh.") for change in changes):
+        config = _fitting(config)
     return override(config, changes) if changes else config
 
 
-def _fitting(sizes: Sizes) -> dict[str, Any]:
-    """Changes that let a mesh fit the devices that are here; none where it does."""
+def _fitting(config: Config) -> Config:
+    """The config with a mesh that fits the devices that are here."""
+    sizes, here = config.mesh, jax.device_count()
     try:
-        meshes.shape_on(sizes, jax.device_count())
+        shape = meshes.shape_on(sizes, here)
+        if sizes.draw_share is not None:
+            meshes.divided(sizes, shape)
     except ConfigError:
-        mine = dict(zip(meshes.AXES, (1, -1, 1), strict=True), draw_share=None)
-        return {f"mesh.{name}": value for name, value in mine.items()}
-    return {}
+        mine = Sizes(fsdp=2 ** (here.bit_length() - 1), cut_sampler=sizes.cut_sampler)
+        return dataclasses.replace(config, mesh=mine)
+    return config
 
 
 def load_run(path: Path, config: Config, *, step: str = "latest") -> Policy:

@@ -8,6 +8,7 @@ import errno
 import functools
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -294,12 +295,13 @@ def command_line(
 
 
 def at_home(argument: str) -> str:
-    """An argument in which `~` in front of a value is the home folder.
+    """An argument in which `~` in front of a value, a path, is the home folder.
 
-    Shells make it that at the beginning of a word, and most of them not in `NAME=~/x`.
+    Shells make it that at the beginning of a word, and not in `model.path=~/x`.
     """
-    name, _, value = argument.partition("=")
-    return f"{name}={os.path.expanduser(value)}" if value[:2] == "~/" else argument
+    if found := re.fullmatch(r"([\w.-]+=)(~/[^\s{]*)", argument):
+        return found[1] + os.path.expanduser(found[2])
+    return argument
 
 
 def still_there(path: Path, was: os.stat_result) -> bool:

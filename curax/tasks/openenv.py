@@ -11,6 +11,7 @@ Needs the package websockets. A server keeps an episode as long as its connectio
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -121,6 +122,8 @@ def read(reply: str | bytes, shows: str) -> tuple[str, float, bool]:
         seen, reward, done = data["observation"], data["reward"], data["done"]
         total = 0.0 if reward is None else float(reward)
         words = seen.get(shows)
+        if not math.isfinite(total):
+            raise ValueError
     except (
         *(ValueError, TypeError, KeyError, AttributeError),
         *(OverflowError, RecursionError),  # numbers of any size, and any depth

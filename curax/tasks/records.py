@@ -206,33 +206,32 @@ def _rows(table: Any) -> list[Record | str]:
             return [str(error).partition("\n")[0]]
         return [row for i in range(len(table)) for row in _rows(table.slice(i, 1))]
     for field in table.schema:
-        for row in rows if "float" in str(field.type) else ():
-            row[field.name] = _shortest(row[field.name], field.type)
+        if shortest := _shortest(field.type):
+            for row in rows:
+                row[field.name] = shortest(row[field.name])
     return rows
 
 
-def _shortest(value: Any, kind: Any) -> Any:
-    """A value of a column, wherever in it a number of less than 64 bits stands.
+def _shortest(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes numbers of less than 64 bits their shortest decimals; None: nothing.
 
-    Such a number is its shortest decimal, and not that with the noise of its last bit.
+    Not those with the noise of their last bit, wherever in a column they stand.
     """
     from pyarrow import types
 
-    if value is None:
-        return None
     if types.is_dictionary(kind):
-        return _shortest(value, kind.value_type)
-    if types.is_float32(kind):
-        return float(str(np.float32(value)))
-    if types.is_float16(kind):
-        return float(str(np.float16(value)))
+        return _shortest(kind.value_type)
+    if types.is_float32(kind) or types.is_float16(kind):
+        narrow = np.float32 if types.is_float32(kind) else np.float16
+        return lambda x: x if x is None else float(str(narrow(x)))
     if types.is_struct(kind):
-        return {
-            name: _shortest(one, kind.field(name).type) for name, one in value.items()
-        }
-    if isinstance(value, list) and not types.is_map(kind):
-        return [_shortest(one, kind.value_type) for one in value]
-    return value
+        every = {one.name: _shortest(one.type) for one in kind}
+        some = {name: shortest for name, shortest in every.items() if shortest}
+        if some:
+            return lambda x: x and x | {name: some[name](x[name]) for name in some}
+    elif hasattr(kind, "value_type") and (inner := _shortest(kind.value_type)):
+        return lambda x: x and [inner(one) for one in x]
+    return None
 
 
 @contextlib.contextmanager

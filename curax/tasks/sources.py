@@ -115,7 +115,7 @@ def _of_split(folder: Path, split: str) -> list[Path]:
     if all(kinds.values()):
         raise SourceError(
             f"{folder} holds files of .jsonl and .parquet; name those of one kind, as "
-            f"{folder / '*.jsonl'}."
+            f"{folder / f'*{files[0].suffix}'}."
         )
     parts = {file: re.split("[-_.]", file.name.lower())[0] for file in files}
     if not _SPLITS & {*parts.values()}:
