@@ -39,12 +39,7 @@ PAGES = {
 }
 BASE, CONTROL = "centred-fixed-one", "right-fixed-one"
 RATE = "optimizer.learning_rate"
-LIKE = {
-    "sparse": ("sparse",),
-    "mixed": ("sparse", "bimodal"),
-    "solved": ("bimodal",),
-    solved.NAME: ("bimodal",),
-}
+LIKE = {"sparse": ("sparse",), "mixed": ("sparse", "bimodal"), "solved": ("bimodal",)}
 PLACES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)  # shares of the tokens
 RESAMPLES = 2000
 BEGIN = "<!-- tables: python -m experiments.text.show -->"
