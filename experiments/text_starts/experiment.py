@@ -29,7 +29,7 @@ def condition(regime: str, start: int) -> str:
 def get_experiment() -> Experiment:
     """Both at three rates from each start, on all problems and on the longest."""
     every = experiment.recipes()
-    how = {name: x for name, x in experiment.HOW.items() if "tun" not in name}
+    how = {**experiment.HOW, "tune": {}, "seeds": 4}
     return Experiment(
         recipes={
             arm(name, text): override(every[name], {"optimizer.learning_rate": rate})
@@ -45,5 +45,5 @@ def get_experiment() -> Experiment:
             for regime in REGIMES
             for start in STARTS
         },
-        **(how | {"seeds": 4}),
+        **how,
     )
