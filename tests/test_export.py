@@ -312,15 +312,17 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     there = tmp_path / "run" / folder.CHECKPOINTS / "5"
     for file in there.rglob("d/*"):  # what of one file counts, its writer decides
         file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
+    cannot = rf"curax\.export: {there} cannot be read \([\w ]+\); "
     status, out, err = main(tmp_path / "run", tmp_path / "new")
     assert (status, out) == (2, "")
-    assert re.fullmatch(
-        rf"curax\.export: {there} cannot be read \([\w ]+\); name another --step, "
-        r"there are 0, 2, 5\.\n",
-        err,
-    )
+    assert re.fullmatch(cannot + r"name one of 0, 2\.\n", err)
     assert not (tmp_path / "new").exists()
     assert main(tmp_path / "run", tmp_path / "new", "--step", "2")[0] == 0
+    for other in "02":
+        shutil.rmtree(there.parent / other)
+    status, out, err = main(tmp_path / "run", tmp_path / "other")
+    assert (status, out) == (2, "")
+    assert re.fullmatch(cannot + r"there is no other\.\n", err)
 
 
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(

@@ -311,6 +311,14 @@ def test_a_prompt_without_a_token_is_refused(tmp_path):
         task(tokenizer=str(tmp_path))
 
 
+def test_a_chat_template_that_shows_no_question_is_refused(tmp_path):
+    byte_pairs.tokenizer(tmp_path, ["1 + 1"], vocab_size=300)
+    (tmp_path / "chat_template.jinja").write_text("Answer: {{ messages[0].text }}")
+    said = r"the first 8 questions differ, and their prompts do not; let task\.template"
+    with pytest.raises(ValueError, match=rf"train\.jsonl: {said}"):
+        task(tokenizer=str(tmp_path))
+
+
 def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     records = list(demo.problems(count=6))
     demo.write_lines(tmp_path / "test.jsonl", records[4:])

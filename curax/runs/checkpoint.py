@@ -143,14 +143,16 @@ class Checkpoints:
         number = (steps | {"latest": self.latest(), "best": self.best()}).get(step)
         if number is None:
             raise ConfigError(
-                f"--step {step}: {self._folder} has no such checkpoint; name one of "
-                f"{self.step_list()}."
+                f"--step {step}: {self._folder} has no such checkpoint; "
+                f"{self.others()}."
             )
         return number
 
-    def step_list(self) -> str:
-        """The saved steps as text, `10, 20`."""
-        return ", ".join(map(str, sorted(self._manager.all_steps())))
+    def others(self, number: int | None = None) -> str:
+        """What to name in place of a saved step that is of no use, as text."""
+        steps = sorted({*self._manager.all_steps()} - {number})
+        listed = ", ".join(map(str, steps))
+        return f"name one of {listed}" if steps else "there is no other"
 
     def save(
         self,

@@ -182,8 +182,7 @@ def load_state(
                         continue
                     there = path / folder.CHECKPOINTS / str(number)
                     raise ConfigError(
-                        f"{there} cannot be read ({error}); name another --step, "
-                        f"there are {saved.step_list()}."
+                        f"{there} cannot be read ({error}); {saved.others(number)}."
                     ) from error
     except checkpoint.OtherBaseError as error:
         raise ConfigError(

@@ -37,6 +37,7 @@ from curax.verify import graders
 from curax.verify.workers import Pool, pool
 
 ANSWER_TOKENS = 512  # of an environment, at most
+ALIKE = 8  # prompts of different questions that are not all the same
 REPORT_SECONDS = 5.0  # between two lines about a slow scan
 
 
@@ -71,20 +72,22 @@ def usable(
     `layouts.detect` is resolved to one layout for all of it.
 
     Raises:
-        ValueError: no record is usable, or one is broken and `on_error` is "raise".
+        ValueError: no record is usable, one is broken and `on_error` is "raise", or
+            different questions make one prompt.
     """
+    shown = (
+        "let task.template or the chat template of "
+        f"{prompt_format.tokenizer.template_file} show the question."
+    )
 
     def length(problem: Problem) -> int:
         if not prompt_format.may_fit(problem.question, longest):
             return longest + 1
         if length := len(prompt_format.prompt(problem)):
             return length
-        raise ValueError(
-            "its prompt has no token; let task.template or the chat template of "
-            f"{prompt_format.tokenizer.template_file} show the question."
-        )
+        raise ValueError(f"its prompt has no token; {shown}")
 
-    return sources.scan(
+    found = sources.scan(
         records,
         sources.resolved_layout(records, layout),
         length,
@@ -92,6 +95,13 @@ def usable(
         on_error=on_error,
         progress=ScanProgress(records.name),
     )
+    first = [*map(prompt_format.prompt, found.problems[:ALIKE])]
+    if len(first) > 1 and all(prompt == first[0] for prompt in first):
+        raise ValueError(
+            f"{records.name}: the first {len(first)} questions differ, and their "
+            f"prompts do not; {shown}"
+        )
+    return found
 
 
 @declares(

@@ -62,11 +62,14 @@ def experiment(regime: str) -> tuple[Any, list[Arm], dict[str, Any]]:
 def of_arm(name: str, regime: str, what: str, share: float = 1) -> np.ndarray:
     """`[R]` values of an arm where each run has drawn a share of the tokens."""
     made, _, found = experiment(regime)
-    own = found[f"{name} @ {regime}"]
-    if what in made.watched:
-        values = np.array(own["watched"][what], float)
-    else:
-        values = np.array(own[what], float)
+    return value(made, found[f"{name} @ {regime}"], what, share)
+
+
+def value(made: Any, own: Any, what: str, share: float = 1) -> np.ndarray:
+    """`[R]` values of a history where each run has drawn a share of the tokens."""
+    values = np.array(
+        own["watched"][what] if what in made.watched else own[what], float
+    )
     drawn = np.array(own["drawn"], float)[-len(values) :]
     return statistics.at(drawn, values, share * made.tokens)
 
