@@ -272,6 +272,7 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
         "generated tokens",
         "optimizer updates",
         "equal cost",
+        " drawn tokens (easy), ",
         "<b> is above r0",
     ):
         assert text in read.text
@@ -281,6 +282,17 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
         assert claim in read.text
     assert not [a for a in read.all("script") + read.all("link") if a]
     assert json.loads(json.dumps(shown().found, allow_nan=False))
+
+
+def test_curves_fill_the_height_of_their_picture():
+    """From 0% to 100% recipes of nearly the same rate would be one line."""
+    (picture,) = (p for p in figures.PICTURES if p.name == "curve_tokens")
+    made = picture.draw(shown(), drawing.LIGHT)
+    ends = np.array([one.dataLim.intervaly for one in made.axes])
+    low, high = ends.min(), ends.max()
+    assert high - low < 0.8
+    for one in made.axes:
+        close(one.get_ylim(), (low, high), atol=0.1 * (high - low))
 
 
 def test_without_matplotlib_the_page_says_that_it_has_no_pictures(

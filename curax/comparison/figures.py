@@ -16,6 +16,7 @@ from curax.runs.reading import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 FEW_COUNTS = (mark("locator_params", axis="x", nbins=5), COUNTS)
 WIDTHS = (6.4, 9.6)  # inches of one panel, and of several
@@ -51,6 +52,17 @@ def _sheet(
 
 def _title(text: str) -> Mark:
     return mark("set_title", text, loc="left", fontsize=10, color="ink")
+
+
+def _fitted(axes: "Axes") -> None:
+    """Percent up the axis, as far as the curves go, which may lie close together."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -0.02), min(high, 1.02))
+    _in_percent(axes.yaxis)
+
+
+def _in_percent(axis: "Axis") -> None:
+    axis.set_major_formatter(lambda x, _: f"{100 * x:.4g}%")  # 80%, 82.5%
 
 
 # ----- the pictures
@@ -113,7 +125,7 @@ def _rates(shown: Shown) -> Sheet:
         return shown.found["recipes"][name][axis]["rate"]
 
     names = list(shown.found["recipes"])
-    percent = mark("xaxis.set_major_formatter", "{x:.0%}")
+    percent = mark(lambda axes: _in_percent(axes.xaxis))
     return _forest(shown, names, "held-out pass rate", triple, percent)
 
 
@@ -138,7 +150,7 @@ def _curves(axis: str) -> Callable[[Shown], Sheet]:
                     band = {"color": color, "linewidth": 0, "alpha": alpha}
                     marks.append(mark("fill_between", x, low, high, **band))
             y = "" if panels else "held-out pass rate"
-            then = (PERCENT, *FEW_COUNTS, _title(condition))
+            then = (mark(_fitted), *FEW_COUNTS, _title(condition))
             panels.append(Panel(AXES[axis], y, marks, then))
         return _sheet(panels, len(panels), 4.6, shown)
 

@@ -72,13 +72,11 @@ def _axis(found: Mapping[str, Any], axis: str) -> dict[str, Any]:
     base, gaps = found["baseline"], found["gaps"][axis]
     title = "cost" if axis == "cost" else AXES[axis]
     ends = found["places"][axis]
+    unit = "drawn tokens" if axis == "cost" else title
     where = ", ".join(
-        f"{count_text(place)} {'' if axis == 'cost' else title}"
-        + (f" ({name})" if name else "")
+        f"{count_text(place)} {unit}" + (f" ({name})" if name else "")
         for name, place in ends.items()
     )
-    if axis == "cost":
-        where += "in drawn tokens"
     budget = found["budgets"].get(axis)
     if budget and min(ends.values()) < budget:
         where += f", for not every run came to {count_text(budget)} within its steps"

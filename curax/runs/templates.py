@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 NO_PICTURES = f"No pictures: matplotlib is not installed; run {install('pictures')}."
-_BROAD = 800  # pixels; a broader picture is moved sideways on a phone, not shrunk
+_BROAD = 800  # pixels; a broader picture has a row of its own, and is moved on a phone
 
 
 def filled(name: str, *, version: str | None = None, **values: Any) -> bytes:
