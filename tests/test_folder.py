@@ -448,6 +448,17 @@ def test_a_folder_in_which_no_checkpoint_could_be_written_is_refused(tmp_path):
     folder.check_writable(tmp_path / "\u4e2d")
 
 
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a*", "why?", "a\\b"])
+def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name):
+    found = next(c for c in name if c in "*?[\\")
+    for workdir in (tmp_path / name, tmp_path / name / "b"):
+        assert no_place(workdir) == (
+            f"--workdir {workdir} has a {found}, and checkpoints written there could "
+            "not be read again; name another folder."
+        )
+    folder.check_writable(tmp_path / "a]b{c,d}%~=#")
+
+
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").touch()
     for workdir in (tmp_path / "file", tmp_path / "file" / "a" / "b"):

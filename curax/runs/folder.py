@@ -50,6 +50,7 @@ CHANGEABLE = (
 )
 
 
+PATTERN = "*?[\\"  # characters of a path that orbax takes for those of a glob pattern
 LOOKS = 15.0  # seconds for a file to be seen on the other machines
 
 
@@ -58,7 +59,7 @@ def check_writable(workdir: Path) -> None:
 
     Raises:
         ConfigError: a file is in the way, there is no permission, or checkpoints
-            cannot be written to a path of these bytes.
+            cannot be written to a path of these characters.
     """
     try:
         str(workdir.absolute()).encode()
@@ -67,6 +68,11 @@ def check_writable(workdir: Path) -> None:
             f"--workdir {workdir} has a byte that is not UTF-8, and checkpoints cannot "
             "be written there; name another folder."
         ) from error
+    if found := next((c for c in str(workdir.absolute()) if c in PATTERN), None):
+        raise ConfigError(
+            f"--workdir {workdir.absolute()} has a {found}, and checkpoints written "
+            "there could not be read again; name another folder."
+        )
     above = next(p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p))
     if not above.is_dir():
         raise ConfigError(f"--workdir {workdir}: {above} is a file; name a folder.")
