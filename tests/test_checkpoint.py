@@ -1,10 +1,13 @@
 import contextlib
 import dataclasses
 import errno
+import os
 import re
 import shutil
+import threading
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -337,6 +340,19 @@ def test_a_disk_without_room_is_told_and_the_checkpoint_before_stays(tmp_path, l
             break
         time.sleep(0.1)
     assert names == {"1"}
+
+
+def test_where_no_folder_can_be_made_no_thread_waits_for_it(tmp_path, monkeypatch):
+    opened = checkpoint.Checkpoints(tmp_path / "saved", keep=1)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "mkdir", Mock(side_effect=full))
+    with pytest.raises(checkpoint.NotSavedError, match=r"\(No space left on device\)$"):
+        opened.save(1, state(), {})
+    opened.close()
+    waiting = [one for one in threading.enumerate() if "Signal" in type(one).__name__]
+    for one in waiting:
+        one.join(5.0)
+    assert not any(one.is_alive() for one in waiting)
 
 
 # Fingerprints

@@ -113,6 +113,8 @@ class Checkpoints:
                 create=True,
                 cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
+                # Else its threads wait minutes for a folder that cannot be made.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             )
         self._manager: ocp.CheckpointManager = self._write(
             ocp.CheckpointManager, self._folder, options=options
