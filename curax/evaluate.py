@@ -225,7 +225,7 @@ def main(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     apply_benchmark(args)
     check(args)
-    name = Path(args.model).resolve().name
+    name = Path(os.path.realpath(args.model)).name
     name += f"-{args.benchmark}" if args.benchmark else ""
     out = Path(args.out or Path("runs", "evaluate", name))
     # This imports jax, which takes seconds: not before the input is read.

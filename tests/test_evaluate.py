@@ -1123,6 +1123,8 @@ BAD = {
     "--data names 0; add --data FILE with its problems.",
     "--model {new} --data {data}": "--model {new} is no folder; name that of a "
     "checkpoint or of a run.",
+    "--model {circle} --data {data}": "--model {circle} is no folder; name that of a "
+    "checkpoint or of a run.",
     "--model {model}": "--data names no file, and {model} is no run with problems of "
     "its own; add --data FILE.",
     f"{GOOD} --step 3": "--step is for runs, and {model} is none; leave it out or name "
@@ -1181,6 +1183,8 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(place, tmp_path, wor
     (tmp_path / "place" / "notes").write_text("")
     paths["place"] = tmp_path / "place"
     (tmp_path / "same.jsonl").symlink_to(paths["data"])
+    paths["circle"] = tmp_path / "circle"
+    paths["circle"].symlink_to("circle")
     before = snapshot(tmp_path)
     default = [] if "--grader" in words_ else ["--grader", "marks:grade"]
     got = main(*(words_.format(**paths).split()), *(default if words_ else []))
