@@ -284,6 +284,20 @@ def test_the_page_shows_all_axes_and_no_markup_of_others(tmp_path):
     assert json.loads(json.dumps(shown().found, allow_nan=False))
 
 
+def test_where_draws_are_free_the_page_counts_cost_in_trained_tokens(tmp_path):
+    question = shown().question._replace(prices=(0.0, 2.0))
+    results = shown().found | analysis.analyse(shown().entries, question)
+    free = figures.Shown(results, shown().entries, question)
+    text = Page(page.write(tmp_path, free).read_text()).text
+    assert " trained tokens (easy), " in text
+    assert "cost, in trained tokens" in text  # of the table of times
+    assert "drawn tokens" not in text
+    pictures = {p.name: p for p in figures.PICTURES}
+    for name in ("curve_cost", "waits"):
+        made = pictures[name].draw(free, drawing.LIGHT)
+        assert "cost, in trained tokens" in [one.get_xlabel() for one in made.axes]
+
+
 def test_curves_fill_the_height_of_their_picture():
     """From 0% to 100% recipes of nearly the same rate would be one line."""
     (picture,) = (p for p in figures.PICTURES if p.name == "curve_tokens")

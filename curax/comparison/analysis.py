@@ -4,7 +4,8 @@ All functions are pure. An axis is the quantity held equal between recipes:
 
     tokens      tokens drawn, whatever became of them
     updates     of the optimizer
-    cost        a * tokens drawn + b * tokens trained, in tokens drawn (a = 1)
+    cost        a * tokens drawn + b * tokens trained, in tokens drawn (a = 1), or
+                where draws are free in tokens trained (b = 1)
 
 On each axis all recipes are compared at one place: the budget, or where there is none
 the furthest that every run of every recipe has come. Nothing is extrapolated.
@@ -28,6 +29,11 @@ AXES = {
 }
 PLACES = 41  # of a curve
 Strata = Sequence[np.ndarray]
+
+
+def titles(prices: Sequence[float]) -> dict[str, str]:
+    """`AXES` at these prices of a token drawn and of one trained."""
+    return AXES if prices[0] else AXES | {"cost": "cost, in trained tokens"}
 
 
 class History(NamedTuple):

@@ -134,7 +134,7 @@ def _curves(axis: str) -> Callable[[Shown], Sheet]:
 
     def sheet(shown: Shown) -> Sheet:
         panels = []
-        places = shown.found["places"]
+        places, prices = shown.found["places"], shown.question.prices
         for condition in places[axis]:
             found = analysis.curves(
                 shown.plain, axis, condition, places, shown.question
@@ -151,7 +151,7 @@ def _curves(axis: str) -> Callable[[Shown], Sheet]:
                     marks.append(mark("fill_between", x, low, high, **band))
             y = "" if panels else "held-out pass rate"
             then = (mark(_fitted), *FEW_COUNTS, _title(condition))
-            panels.append(Panel(AXES[axis], y, marks, then))
+            panels.append(Panel(analysis.titles(prices)[axis], y, marks, then))
         return _sheet(panels, len(panels), 4.6, shown)
 
     return sheet
@@ -161,14 +161,14 @@ def _waits(shown: Shown) -> Sheet:
     threshold = shown.question.threshold
     if threshold is None:
         return Sheet([])
-    panels = []
+    panels, prices = [], shown.question.prices
     conditions = list(shown.found["places"]["tokens"])
     for condition in conditions:
-        for axis, title in AXES.items():
+        for axis, title in analysis.titles(prices).items():
             marks = []
             for entry in shown.plain:
                 history = entry.histories[condition]
-                spent = history.spent(axis, shown.question.prices)
+                spent = history.spent(axis, prices)
                 seen = statistics.waits(spent, history.rate, threshold)
                 alive = statistics.survival(seen)
                 x = np.concatenate([[0], alive.time, [spent[-1].max()]])

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from curax.comparison import analysis, figures
-from curax.comparison.analysis import AXES
+from curax.comparison.analysis import AXES, titles
 from curax.runs.reading import count_text, plural
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_file
@@ -36,7 +36,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         axes=[_axis(found, axis) for axis in AXES],
         threshold=f"{found.get('threshold') or 0:.0%}",
         waits=list(_waits(found)),
-        wait_head=["recipe", "runs there", *AXES.values()],
+        wait_head=["recipe", "runs there", *titles(found["prices"]).values()],
         tuned=list(_tuned(found)),
         arms=list(_arm_rows(found)),
         about=f"curax {found['curax']}, JAX {found['jax']}, {found['device']}",
@@ -72,7 +72,7 @@ def _axis(found: Mapping[str, Any], axis: str) -> dict[str, Any]:
     base, gaps = found["baseline"], found["gaps"][axis]
     title = "cost" if axis == "cost" else AXES[axis]
     ends = found["places"][axis]
-    unit = "drawn tokens" if axis == "cost" else title
+    unit = titles(found["prices"])[axis].removeprefix("cost, in ")
     where = ", ".join(
         f"{count_text(place)} {unit}" + (f" ({name})" if name else "")
         for name, place in ends.items()
