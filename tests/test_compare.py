@@ -473,6 +473,14 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
             WHOLE + ", tune={'loss.high': (0.3,)}, sweep={'loss.high': (0.2,)}",
             "loss.high is swept and tuned",
         ),
+        (
+            WHOLE + ", sweep={'seed': (1, 2)}, conditions={'b': {'seed': 1}}",
+            "conditions['b'] sets seed, of which sweep has other values; leave it out",
+        ),
+        (
+            WHOLE + ", tune={'loss.high': (0.3,)}, conditions={'b': {'loss.high': 1}}",
+            "out of conditions or of tune.",
+        ),
         (WHOLE + ", seeds=0", "seeds=0 must be at least 1; set seeds to 1."),
         (WHOLE + ", baseline='b'", "baseline='b' is none of the recipes"),
         (WHOLE + ", cost=(0.0, 0.0)", "makes everything free"),

@@ -91,6 +91,13 @@ class Experiment:
             yield "neither tokens nor updates is set; set tokens=100_000, for example."
         for name in self.sweep.keys() & self.tune.keys():
             yield f"{name} is swept and tuned; leave it out of sweep or of tune."
+        for kind, values in (("sweep", self.sweep), ("tune", self.tune)):
+            for condition, changes in self.conditions.items():
+                for name in values.keys() & changes.keys():
+                    yield (
+                        f"conditions[{condition!r}] sets {name}, of which {kind} has "
+                        f"other values; leave it out of conditions or of {kind}."
+                    )
         if self.cost and not sum(self.cost) > 0:
             yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
         for where, changes in self._changes():
