@@ -474,12 +474,16 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
             "loss.high is swept and tuned",
         ),
         (
-            WHOLE + ", sweep={'seed': (1, 2)}, conditions={'b': {'seed': 1}}",
-            "conditions['b'] sets seed, of which sweep has other values; leave it out",
+            WHOLE
+            + ", sweep={'loss.high': (0.4,)}, conditions={'b': {'loss.high': 0.3}, "
+            "'c': {}}",
+            "loss.high is swept or tuned, and conditions of a differ in it (0.2 or "
+            "0.3); leave it out of conditions, or of sweep and tune.",
         ),
         (
-            WHOLE + ", tune={'loss.high': (0.3,)}, conditions={'b': {'loss.high': 1}}",
-            "out of conditions or of tune.",
+            WHOLE + ", tune={'loss': ('loss.gspo', 'loss.cispo')}, conditions={'b': "
+            "{'loss.high': 0.3}, 'c': {}}",
+            "loss is swept or tuned, and conditions of a differ in it (",
         ),
         (WHOLE + ", seeds=0", "seeds=0 must be at least 1; set seeds to 1."),
         (WHOLE + ", baseline='b'", "baseline='b' is none of the recipes"),

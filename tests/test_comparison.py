@@ -293,20 +293,47 @@ def test_where_draws_are_free_the_page_counts_cost_in_trained_tokens(tmp_path):
     assert "cost, in trained tokens" in text  # of the table of times
     assert "drawn tokens" not in text
     pictures = {p.name: p for p in figures.PICTURES}
-    for name in ("curve_cost", "waits"):
-        made = pictures[name].draw(free, drawing.LIGHT)
-        assert "cost, in trained tokens" in [one.get_xlabel() for one in made.axes]
+    for name in ("curve_cost", "waits", "gaps", "rates"):
+        axes = pictures[name].draw(free, drawing.LIGHT).axes
+        said = [
+            x for one in axes for x in (one.get_xlabel(), one.get_title(loc="left"))
+        ]
+        assert "cost, in trained tokens" in said
 
 
 def test_curves_fill_the_height_of_their_picture():
     """From 0% to 100% recipes of nearly the same rate would be one line."""
-    (picture,) = (p for p in figures.PICTURES if p.name == "curve_tokens")
-    made = picture.draw(shown(), drawing.LIGHT)
+    made = curves(shown())
     ends = np.array([one.dataLim.intervaly for one in made.axes])
     low, high = ends.min(), ends.max()
     assert high - low < 0.8
     for one in made.axes:
         close(one.get_ylim(), (low, high), atol=0.1 * (high - low))
+
+
+def curves(of):
+    (picture,) = (p for p in figures.PICTURES if p.name == "curve_tokens")
+    return picture.draw(of, drawing.LIGHT)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 0.1), (0.1, 1.0)])
+def test_conditions_far_apart_are_all_within_their_panels(scales):
+    both = dict(zip(("easy", "hard"), scales, strict=True))
+    moved = [
+        entry._replace(
+            histories={
+                name: entry.histories[name]._replace(
+                    rate=scale * entry.histories[name].rate
+                )
+                for name, scale in both.items()
+            }
+        )
+        for entry in shown().entries
+    ]
+    for one in curves(shown()._replace(entries=moved)).axes:
+        low, high = one.get_ylim()
+        assert one.dataLim.y0 > low - 0.02
+        assert one.dataLim.y1 < high + 0.02
 
 
 def test_without_matplotlib_the_page_says_that_it_has_no_pictures(

@@ -270,9 +270,9 @@ BAD = {
     "{empty} {new}": "{empty}/checkpoints holds no checkpoint; name the folder of a "
     "run that has one.",
     "{lora} {new} --step 3": "--step 3: {lora}/checkpoints has no such checkpoint; "
-    "name one of 0, 2, 5.",
+    "set --step to one of 0, 2, 5.",
     "{lora} {new} --step last": "--step last: {lora}/checkpoints has no such "
-    "checkpoint; name one of 0, 2, 5.",
+    "checkpoint; set --step to one of 0, 2, 5.",
     "{own} {new}": "{own}/config.json names functions that its config file defines; "
     "name that file with --config.",
     "{own} {new} --config {small} --adapter": "--adapter: {own} trained all "
@@ -315,7 +315,7 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     cannot = rf"curax\.export: {there} cannot be read \([\w ]+\); "
     status, out, err = main(tmp_path / "run", tmp_path / "new")
     assert (status, out) == (2, "")
-    assert re.fullmatch(cannot + r"name one of 0, 2\.\n", err)
+    assert re.fullmatch(cannot + r"set --step to one of 0, 2\.\n", err)
     assert not (tmp_path / "new").exists()
     assert main(tmp_path / "run", tmp_path / "new", "--step", "2")[0] == 0
     for other in "02":
@@ -337,7 +337,8 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
         return states_of(*args)
 
     monkeypatch.setattr(policies, "states_of", removes)
-    told = f"curax.export: --step 5: {there} has no such checkpoint; name one of 0, 2."
+    told = f"curax.export: --step 5: {there} has no such checkpoint; "
+    told += "set --step to one of 0, 2."
     assert main(tmp_path / "run", new, "--step", "5") == (2, "", f"{told}\n")
     (tmp_path / "5").rename(there / "5")
     assert main(tmp_path / "run", new) == (0, f"Written: {new}, of step 2\n", "")

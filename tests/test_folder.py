@@ -453,8 +453,8 @@ def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name)
     found = next(c for c in name if c in "*?[\\")
     for workdir in (tmp_path / name, tmp_path / name / "b"):
         assert no_place(workdir) == (
-            f"--workdir {workdir} has a {found}, and checkpoints written there could "
-            "not be read again; name another folder."
+            f"--workdir {workdir} has a {found}, which Orbax takes for that of a "
+            "pattern when it reads a checkpoint; name another folder."
         )
     folder.check_writable(tmp_path / "a]b{c,d}%~=#")
 

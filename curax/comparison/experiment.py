@@ -91,13 +91,6 @@ class Experiment:
             yield "neither tokens nor updates is set; set tokens=100_000, for example."
         for name in self.sweep.keys() & self.tune.keys():
             yield f"{name} is swept and tuned; leave it out of sweep or of tune."
-        for kind, values in (("sweep", self.sweep), ("tune", self.tune)):
-            for condition, changes in self.conditions.items():
-                for name in values.keys() & changes.keys():
-                    yield (
-                        f"conditions[{condition!r}] sets {name}, of which {kind} has "
-                        f"other values; leave it out of conditions or of {kind}."
-                    )
         if self.cost and not sum(self.cost) > 0:
             yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
         for where, changes in self._changes():
@@ -207,13 +200,24 @@ def arms(experiment: Experiment) -> list[Arm]:
     """All arms: each recipe under each condition, unchanged and at each swept value.
 
     Raises:
-        ConfigError: a recipe, setting or value is wrong; two arms are the same; or an
-            arm cannot run side by side.
+        ConfigError: a recipe, setting or value is wrong; conditions differ in what is
+            swept or tuned; two arms are the same; or an arm cannot run side by side.
     """
     found: list[Arm] = []
     for name, recipe in experiment.recipes.items():
-        for condition, changes in (experiment.conditions or {"": {}}).items():
-            base = Arm(name, condition, _base(experiment, name, recipe, changes))
+        bases = [
+            Arm(name, condition, _base(experiment, name, recipe, changes))
+            for condition, changes in (experiment.conditions or {"": {}}).items()
+        ]
+        for setting in (*experiment.sweep, *experiment.tune):
+            own = {repr(by_name(setting_of(base.config, setting))) for base in bases}
+            if len(own) > 1:
+                raise ConfigError(
+                    f"{setting} is swept or tuned, and conditions of {name} differ in "
+                    f"it ({' or '.join(sorted(own))}); leave it out of conditions, or "
+                    "of sweep and tune."
+                )
+        for base in bases:
             found.append(base)
             for setting, values in experiment.sweep.items():
                 found += _swept(base, setting, values)

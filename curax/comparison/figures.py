@@ -57,12 +57,16 @@ def _title(text: str) -> Mark:
 def _fitted(axes: "Axes") -> None:
     """Percent up the axis, as far as the curves go, which may lie close together."""
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -0.02), min(high, 1.02))
+    # The panels share this axis, and the next ones are still to be drawn.
+    axes.set_ylim(max(low, -0.02), min(high, 1.02), auto=None)
     _in_percent(axes.yaxis)
 
 
 def _in_percent(axis: "Axis") -> None:
-    axis.set_major_formatter(lambda x, _: f"{100 * x:.4g}%")  # 80%, 82.5%
+    """Ticks as 80% and 82.5%, none beyond 0% and 100%."""
+    axis.set_major_formatter(
+        lambda x, _: f"{100 * x:.4g}%" if -1e-9 < x < 1 + 1e-9 else ""
+    )
 
 
 # ----- the pictures
@@ -77,7 +81,7 @@ def _forest(
 ) -> Sheet:
     """Forest plot: a row per recipe, a panel per axis, points with intervals."""
     panels = []
-    for i, (axis, title) in enumerate(AXES.items()):
+    for i, (axis, title) in enumerate(analysis.titles(shown.question.prices).items()):
         marks = []
         for y, name in enumerate(names):
             middle, low, high = triple(axis, name)
@@ -88,7 +92,7 @@ def _forest(
                 )
             marks.append(mark("plot", [middle], [y], "o", color=color, markersize=6))
         places = shown.found["places"][axis]
-        where = f"{count_text(next(iter(places.values())))} {title.partition(',')[0]}"
+        where = f"{count_text(next(iter(places.values())))} {title}"
         then = [
             mark("grid", axis="x", color="grid", linewidth=0.8),
             mark("grid", axis="y", visible=False),

@@ -154,7 +154,7 @@ class Checkpoints:
         """What to name in place of a saved step that is of no use, as text."""
         steps = sorted({*self._manager.all_steps()} - {number})
         listed = ", ".join(map(str, steps))
-        return f"name one of {listed}" if steps else "there is no other"
+        return f"set --step to one of {listed}" if steps else "there is no other"
 
     def save(
         self,

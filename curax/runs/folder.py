@@ -70,8 +70,8 @@ def check_writable(workdir: Path) -> None:
         ) from error
     if found := next((c for c in str(workdir.absolute()) if c in PATTERN), None):
         raise ConfigError(
-            f"--workdir {workdir.absolute()} has a {found}, and checkpoints written "
-            "there could not be read again; name another folder."
+            f"--workdir {workdir.absolute()} has a {found}, which Orbax takes for that "
+            "of a pattern when it reads a checkpoint; name another folder."
         )
     above = next(p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p))
     if not above.is_dir():
