@@ -4,7 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from experiments.lag import show as lag
 from experiments.map import ablations, parts, regimes, run, show
 from experiments.map import course as map_course
 from experiments.text import show as in_text
+from experiments.text_starts import show as of_starts
 from experiments.turns import show as turns
 
 
@@ -264,12 +265,38 @@ def test_pages_of_text_have_the_tables_that_the_results_give(folder):
     tables = in_text.tables(folder)
     said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
     others = [page("experiments/factorial/README.md", whole=True)]
-    others += [table for one in in_text.PAGES for table in in_text.tables(one)]
+    others += of_text()
     assert [gap for gap in said if gap not in "".join([*tables, *others])] == []
     assert f"all {len(in_text.differences(folder))} gaps and effects" in " ".join(
         text.split()
     )
     assert in_small.renewed(text, tables, in_text.BEGIN) == text
+
+
+@cache
+def of_text():
+    """Tables of all pages on text."""
+    every = [table for folder in in_text.PAGES for table in in_text.tables(folder)]
+    return [*every, *of_starts.tables()]
+
+
+@pytest.mark.long
+def test_the_page_of_six_starts_has_the_tables_that_the_results_give():
+    text = page("experiments/text_starts/README.md", whole=True)
+    said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
+    assert [gap for gap in said if gap not in "".join(of_text())] == []
+    assert in_small.renewed(text, of_starts.tables(), of_starts.BEGIN) == text
+
+
+@pytest.mark.parametrize("first", [0.3, 1.0])
+def test_no_start_chooses_its_own_rate(monkeypatch, first):
+    """A rate far ahead from one start counts for the others alone."""
+    means = 0.1 * np.eye(3) + [[0.0], [0.3], [0.0]]
+    means[0, 0] = first
+    values = np.stack([means, means[::-1]])[..., None]  # [arms, rates, starts, R]
+    monkeypatch.setattr(of_starts, "seen", lambda *_, **__: values)
+    others = [[1, 0, 0], [1, 2, 2]] if first == 1 else [[1] * 3] * 2
+    assert of_starts.taken("mixed").tolist() == others
 
 
 def test_effects_are_differences_of_means_over_the_other_choices():
@@ -380,7 +407,7 @@ def test_sentences_about_the_map_say_what_the_results_give(judged):
 @pytest.mark.long
 def test_what_to_use_is_told_by_figures_of_the_pages(judged):
     tables = [*effects.tables(), show.table(list(judged.values()))]
-    tables += [table for folder in in_text.PAGES for table in in_text.tables(folder)]
+    tables += of_text()
     tables.append(page("experiments/references/README.md"))
     readme = page("README.md").partition("## When it pays")[2].partition("## ")[0]
     choose = page("docs/choose_a_recipe.md").partition("| begin with |")[2]

@@ -1,0 +1,179 @@
+"""Tables of right ones alone beside RLOO from six starts, in their page.
+
+Command:  python -m experiments.text_starts.show
+
+A start takes for each arm the rate that has the highest mean over the other starts, so
+that no start chooses its own. Gaps are of means of a start's seeds; their t-intervals
+are over starts, those of the claims widened by Holm's procedure over the regimes.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from curax.comparison import runner
+from curax.settings.cli import write_file
+from curax.settings.tables import markdown
+from experiments import in_small
+from experiments.factorial import show as chains
+from experiments.factorial.show import Effect
+from experiments.map.show import between, number, plus_minus
+from experiments.text.show import value
+from experiments.text_starts import experiment
+from experiments.text_starts.experiment import ARMS, RATES, REGIMES, STARTS
+
+HERE = Path(__file__).parent
+BEGIN = "<!-- tables: python -m experiments.text_starts.show -->"
+
+
+@cache
+def ran() -> tuple[Any, dict[str, Any]]:
+    """The experiment, and the histories of what has run."""
+    return experiment.get_experiment(), runner.finished(HERE / "results")
+
+
+def named(name: str, rate: str, regime: str, start: int) -> str:
+    """Name of an arm at a rate in a regime from a start."""
+    return f"{experiment.arm(name, rate)} @ {experiment.condition(regime, start)}"
+
+
+def rates(regime: str) -> list[str]:
+    """Rates at which both arms have run from all starts."""
+    found = ran()[1]
+    every = [(arm, start) for arm in ARMS for start in STARTS]
+    return [x for x in RATES if all(named(a, x, regime, s) in found for a, s in every)]
+
+
+def regimes() -> list[str]:
+    """Regimes of which that is so at a rate at least."""
+    return [regime for regime in REGIMES if rates(regime)]
+
+
+@cache
+def seen(regime: str, what: str = "rate", share: float = 1) -> np.ndarray:
+    """`[arms, rates, starts, R]` values where a share of the tokens is drawn."""
+    made, found = ran()
+
+    def one(name: str, rate: str, start: int) -> np.ndarray:
+        return value(made, found[named(name, rate, regime, start)], what, share)
+
+    return np.array(
+        [[[one(a, x, s) for s in STARTS] for x in rates(regime)] for a in ARMS]
+    )
+
+
+def taken(regime: str) -> np.ndarray:
+    """`[arms, starts]` which rate an arm has from a start: the best of the others."""
+    means = seen(regime).mean(-1)
+    others = means.sum(-1, keepdims=True) - means  # [arms, rates, starts]
+    return others.argmax(1)
+
+
+def of_starts(regime: str, what: str = "rate", share: float = 1) -> np.ndarray:
+    """`[arms, starts, R]` values at the rates that are taken."""
+    chosen = taken(regime)[:, None, :, None]
+    return np.take_along_axis(seen(regime, what, share), chosen, 1)[:, 0]
+
+
+def claims() -> list[Effect]:
+    """The gap of right ones alone to RLOO in each regime, over starts."""
+    found = []
+    for regime in regimes():
+        base, ours = of_starts(regime).mean(-1)
+        found.append(Effect(regime, "claim", "right alone", ours - base))
+    return chains.family(found)
+
+
+def apart(gap: np.ndarray) -> str:
+    """Text of a mean over starts with half of its own 95 % interval."""
+    return plus_minus(Effect("", "claim", "", gap).mean)
+
+
+def claim_table() -> str:
+    """Markdown of the claims, with where the starts are and what each arm reaches."""
+    body = []
+    for one in claims():
+        begin = of_starts(one.regime, share=0).mean(-1)[0]
+        ends = of_starts(one.regime).mean((1, 2))
+        middle = (begin.mean(), begin.min(), begin.max())
+        body.append(
+            [
+                *(one.regime, between(middle), *(number(x) for x in ends)),
+                *(chains.told(one), f"{(one.of_seed > 0).sum()} of {len(STARTS)}"),
+            ]
+        )
+    head = ["", "start [lowest, highest]", *ARMS, "gap over starts", "ahead from"]
+    return markdown(head, body)
+
+
+def rate_table() -> str:
+    """Markdown of each rate: what both arms have over starts, and their gap."""
+    body = []
+    for regime in regimes():
+        for i, rate in enumerate(rates(regime)):
+            base, ours = seen(regime).mean(-1)[:, i]
+            entropy = seen(regime, "policy/entropy_nats").mean((-1, -2))[:, i]
+            made = seen(regime, "updates").mean((-1, -2))[:, i]
+            body.append(
+                [
+                    *(regime, rate, number(base.mean()), number(ours.mean())),
+                    *(apart(ours - base), *(number(x) for x in entropy)),
+                    "{:.0f}, {:.0f}".format(*made),
+                ]
+            )
+    head = ["", "rate, both", *ARMS, "gap, by itself"]
+    head += [*(f"entropy, {arm.split('-')[0]}" for arm in ARMS), "updates"]
+    return markdown(head, body)
+
+
+def start_table() -> str:
+    """Markdown of each start: its rates, and what four seeds make of the gap."""
+    body = []
+    for regime in regimes():
+        values, tried = of_starts(regime), rates(regime)
+        begin = of_starts(regime, share=0).mean(-1)[0]
+        for i, start in enumerate(STARTS):
+            chosen = [tried[x] for x in taken(regime)[:, i]]
+            best = [tried[x] for x in seen(regime).mean(-1)[:, :, i].argmax(1)]
+            gap = values[1, i] - values[0, i]
+            body.append(
+                [
+                    *(regime, str(start), number(begin[i]), ", ".join(chosen)),
+                    *(", ".join(best), *(number(x) for x in values[:, i].mean(-1))),
+                    apart(gap),
+                ]
+            )
+    head = ["", "start", "before RL", "rates taken", "its own best"]
+    return markdown([*head, *ARMS, "gap, over seeds"], body)
+
+
+def spread() -> str:
+    """Markdown of how far gaps of starts differ, and how far four seeds explain it."""
+    body = []
+    for regime in regimes():
+        base, ours = of_starts(regime)
+        gaps = ours - base  # [starts, R]
+        seeds = (gaps.var(-1, ddof=1) / gaps.shape[-1]).mean() ** 0.5
+        body.append(
+            [regime, number(gaps.mean(-1).std(ddof=1)), number(seeds)],
+        )
+    head = ["", "standard deviation of the gap over starts", "of that by seeds"]
+    return markdown(head, body)
+
+
+def tables() -> list[str]:
+    """Markdown of all tables of the page."""
+    return [claim_table(), rate_table(), start_table(), spread()]
+
+
+def main() -> None:
+    """Renew the tables of the page."""
+    path = HERE / "README.md"
+    found = in_small.renewed(path.read_text("utf-8"), tables(), BEGIN)
+    write_file(path, found.encode())
+
+
+if __name__ == "__main__":
+    main()
