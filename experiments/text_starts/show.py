@@ -129,7 +129,7 @@ def rate_table() -> str:
 
 
 def start_table() -> str:
-    """Markdown of each start: its rates, and what four seeds make of the gap."""
+    """Markdown of each start: its rates where several ran, and its gap over seeds."""
     body = []
     for regime in regimes():
         values, tried = of_starts(regime), rates(regime)
@@ -137,6 +137,8 @@ def start_table() -> str:
         for i, start in enumerate(STARTS):
             chosen = [tried[x] for x in taken(regime)[:, i]]
             best = [tried[x] for x in seen(regime).mean(-1)[:, :, i].argmax(1)]
+            if len(tried) == 1:
+                chosen, best = tried, []
             gap = values[1, i] - values[0, i]
             body.append(
                 [
