@@ -252,8 +252,8 @@ def test_white_space_that_a_template_takes_off_is_behind_the_place(tmp_path):
     assert trimmed.decode(ids[-trimmed.tail(turns) :]) == " A:"
 
 
-def test_a_template_without_the_text_has_no_place(tmp_path):
-    odd = test_text.templated(tmp_path / "odd", "{{ messages | length }} A:")
+def test_a_template_that_cuts_the_text_has_no_place(tmp_path):
+    odd = test_text.templated(tmp_path / "odd", "{{ messages[0].content[:10] }} A:")
     with pytest.raises(ValueError, match="does not show the last message as it is"):
         task(tmp_path, tokenizer=str(odd.path))
     task(tmp_path, tokenizer=str(odd.path), hints=False)
