@@ -84,12 +84,16 @@ def test_prompts_can_be_plain_or_have_a_system_turn_and_a_template():
 def test_the_template_is_told_whether_to_think(tmp_path):
     byte_pairs.tokenizer(tmp_path, ["2 + 2 = 4"], vocab_size=300)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    config["chat_template"] = "{{ enable_thinking is defined and enable_thinking }}"
+    thinks = "{{ enable_thinking is defined and enable_thinking }}"
+    config["chat_template"] = thinks + " {{ messages[0].content }}"
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    question = read("train.jsonl")[0]["question"]
     for thinking, want in ((None, "False"), (False, "False"), (True, "True")):
         made = task(tokenizer=str(tmp_path), thinking=thinking, max_prompt_tokens=512)
         tokens = made.prompts(np.int32([0]))
-        assert text.load(tmp_path).decode(tokens.tokens[0][tokens.mask[0]]) == want
+        assert text.load(tmp_path).decode(tokens.tokens[0][tokens.mask[0]]) == (
+            f"{want} {question}"
+        )
 
 
 def test_no_question_is_on_both_sides(tmp_path):
