@@ -8,6 +8,7 @@ import re
 import resource
 import struct
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -38,7 +39,7 @@ def lines(path):
 def events(path):
     """(step, name) to value: what TensorBoard shows, restarts taken into account."""
     shown = {}
-    for file in sorted(path.iterdir(), key=lambda file: file.stat().st_mtime_ns):
+    for file in sorted(path.iterdir()):
         data = file.read_bytes()
         while data:
             (length,) = struct.unpack("<Q", data[:8])
@@ -258,8 +259,6 @@ def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
             files.warm.write(FOUR[1:])
         files.write(after)
         files.close()
-        for file in (tmp_path / folder.EVENTS).iterdir():  # named by the second
-            file.rename(f"{file}.{step}")
     assert lines(tmp_path / folder.METRICS) == FOUR
     assert lines(tmp_path / folder.WARM) == FOUR[1:]
     want = {(row["step"], "loss/mean"): row["loss/mean"] for row in FOUR}
@@ -268,6 +267,19 @@ def test_on_resume_all_files_go_back_to_the_checkpoint_and_the_warm_start_stays(
         opened(tmp_path, step=None, warm=warm).close()
         assert lines(tmp_path / folder.METRICS) == []
         assert lines(tmp_path / folder.WARM) == FOUR[1 : warm + 1]
+
+
+def test_tensorboard_shows_a_run_that_goes_on_where_the_clock_was_set_back(
+    tmp_path, monkeypatch
+):
+    now = time.time()
+    for number, (step, rows) in enumerate([(None, FOUR[:3]), (1, FOUR[2:]), (2, FOUR)]):
+        monkeypatch.setattr(time, "time", lambda number=number: now - 1000 * number)
+        files = opened(tmp_path, step=step)
+        files.write([row for row in rows if row["step"] > (step or -1)])
+        files.close()
+    want = {(row["step"], "loss/mean"): row["loss/mean"] for row in FOUR}
+    assert events(tmp_path / folder.EVENTS) == want
 
 
 def test_a_run_that_goes_on_has_no_predictions_of_where_it_ended(tmp_path):

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -92,9 +93,16 @@ class TensorBoard:
     file: File | None
 
     def __init__(self, path: Path, *, upto: int):
-        """Open a new file that makes TensorBoard hide older events after `upto`."""
+        """Open a new file that makes TensorBoard hide older events after `upto`.
+
+        TensorBoard reads files in the order of their names. The number in front of the
+        time there is higher than in those before, for clocks are set back.
+        """
         path.mkdir(exist_ok=True)
-        self._writer = EventsWriter(str(path / "events"), f".{upto + 1}")
+        names = [re.match(r"events(\d*)\.", name) for name in os.listdir(path)]
+        last = max((int(found[1] or 0) for found in names if found), default=-1)
+        prefix = path / f"events{last + 1:05}"
+        self._writer = EventsWriter(str(prefix), f".{upto + 1}")
         there = Path(self._writer._file_name)
         self.id, self.file = "", (there, there.stat())
         log = SessionLog(status=SessionLog.START)
