@@ -345,7 +345,9 @@ class Engine(abc.ABC):
 
     def _written(self, source: Source) -> Path:
         """A new folder with the parameters of a source, of which it is the name."""
-        home = Path(self._folder or tempfile.gettempdir()).expanduser().absolute()
+        home = Path(
+            os.path.expanduser(self._folder or tempfile.gettempdir())
+        ).absolute()
         name = f"curax-{self._token}-{self._count}-step-{source.step}"
         config, task = source.config, source.task
         self._adapter = self.adapters and written.has_adapters(config)

@@ -127,7 +127,7 @@ def test_a_route_that_is_busy_when_it_is_looked_for_is_looked_for_again():
     assert looked == [{}]
 
 
-@pytest.mark.parametrize("folder", ["here/ä", "~/here"])
+@pytest.mark.parametrize("folder", ["here/ä", "~/here", "~no-user/here"])
 def test_a_folder_has_a_name_that_holds_wherever_the_server_runs(
     folder, tmp_path, monkeypatch
 ):
@@ -139,7 +139,7 @@ def test_a_folder_has_a_name_that_holds_wherever_the_server_runs(
             super().load(folder, version, adapter=adapter)
             assert folder.parent == (tmp_path / "home/here" if home else tmp_path / it)
 
-    home, it = folder.startswith("~"), folder
+    home, it = folder.startswith("~/"), folder
     made = Own()
     made._folder = folder
     made.draw(ASKS, HOW, source(build(asking("http://127.0.0.1:1"))))

@@ -227,6 +227,12 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
         shutil.rmtree(tmp_path / "new")
 
 
+def test_a_name_that_begins_with_no_user_is_a_name(tmp_path, runs, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(runs["own"], "~no-user", *OWN)[0] == 0
+    assert (tmp_path / "~no-user" / "config.json").is_file()
+
+
 def test_reading_a_run_that_goes_on_changes_nothing_in_it(tmp_path, runs):
     busy = shutil.copytree(runs["lora"], tmp_path / "busy")
     saving = busy / folder.CHECKPOINTS / "9.orbax-checkpoint-tmp"

@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import small
@@ -334,3 +335,15 @@ def test_devices_of_one_cpu_take_up_collectives_in_one_order(
         monkeypatch.setenv("XLA_FLAGS", given)
     run.set_up_libraries()
     assert os.environ.get("XLA_FLAGS") == (then or given)
+
+
+def test_a_user_without_a_home_has_no_cache_of_programs(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as for no user
+    before = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        run.set_up_libraries()
+        assert jax.config.values["jax_compilation_cache_dir"] is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)

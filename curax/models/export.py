@@ -58,7 +58,7 @@ def export(
         ValueError: in a sentence, if the destination exists, the source is not that of
             the params, or adapters have no `lora_alpha`.
     """
-    source = Path(source).expanduser()
+    source = Path(os.path.expanduser(source))
     found, wanted = tensors.held(source), tensors.parts(params)
     tensors.check(source, found, wanted, "give the folder that it was loaded from")
     scale = _scale(params, lora_alpha)
@@ -311,7 +311,7 @@ def _folder(destination: str | Path) -> Iterator[Path]:
 
     What a killed process left there is removed by the next that writes the destination.
     """
-    final = Path(destination).expanduser().absolute()
+    final = Path(os.path.expanduser(destination)).absolute()
     hidden = final.with_name(f".{final.name}.partial")
     with lock.hold(hidden, f"{final}:"):
         folder = hidden / "whole"

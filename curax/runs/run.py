@@ -165,17 +165,20 @@ def say(text: str) -> None:
 def set_up_libraries() -> None:
     """Set what JAX and XLA read later, where it is not set.
 
-    The compilation cache is in the user's cache folder. Several devices of one CPU run
-    what they have in one order: with JAX 0.12 each else begins with what is ready, and
-    devices that begin with different collectives wait for each other for ever.
+    The compilation cache is in the user's cache folder; a user without a home has none.
+    Several devices of one CPU run what they have in one order: with JAX 0.12 each else
+    begins with what is ready, and devices that begin with different collectives wait
+    for each other for ever.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     several = DEVICES in flags or jax.config.values["jax_num_cpu_devices"] > 1
     if several and IN_ORDER not in flags and version("jaxlib") >= "0.11":
         os.environ["XLA_FLAGS"] = f"{flags} {IN_ORDER}=false".strip()
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(home / "curax" / "jax"))
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    there = jax.config.values["jax_compilation_cache_dir"]
+    if there is None and not home.startswith("~"):
+        programs = str(Path(home, "curax", "jax"))
+        jax.config.update("jax_compilation_cache_dir", programs)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
