@@ -10,6 +10,7 @@ import os
 import secrets
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ CHANGEABLE = (
 
 
 PATTERN = "*?[\\"  # characters of a path that orbax takes for those of a glob pattern
+ASKED = 64  # prompts that tell how questions are asked
 LOOKS = 15.0  # seconds for a file to be seen on the other machines
 
 
@@ -274,6 +276,33 @@ def check_questions(
         )
 
 
+def check_prompts(workdir: Path, task: Task) -> None:
+    """Check that a task of files asks its questions as the run began to.
+
+    Args:
+        workdir: run folder.
+        task: of the run, built anew.
+
+    Raises:
+        ConfigError: the first prompts differ.
+    """
+    asked = reading.read_json(workdir / QUESTIONS).get("asked")
+    if task.fingerprint and asked is not None and asked != _asked(task):
+        raise ConfigError(
+            "--resume: the tokenizer or the chat template of the task makes other "
+            f"prompts of the questions than those that the run in {workdir} began "
+            "with; bring back what it was, or name another --workdir."
+        )
+
+
+def _asked(task: Task) -> int:
+    """Checksum of the tokens of the first prompts of a task."""
+    prompts = task.prompts(np.arange(min(task.num_prompts, ASKED), dtype=np.int32))
+    rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.mask), strict=True)
+    texts = [tokens[mask].astype("<i4").tobytes() for tokens, mask in rows]
+    return zlib.crc32(b"|".join(texts))
+
+
 def write_questions(workdir: Path, task: Task) -> None:
     """Write questions.json: digest and counts of the questions of a task of files.
 
@@ -283,7 +312,8 @@ def write_questions(workdir: Path, task: Task) -> None:
     path = workdir / QUESTIONS
     if task.fingerprint and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        page = {"mark": task.fingerprint, **sizes, "told": task.summary}
+        marks = {"mark": task.fingerprint, "asked": _asked(task)}
+        page = {**marks, **sizes, "told": task.summary}
         with written_to(f"--workdir {workdir}", "another folder"):
             write_json(path, page)
 
