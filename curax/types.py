@@ -507,8 +507,8 @@ class Task:
             not made of text.
         tokenizer: folder with the files of the tokenizer; None: as `prompt_form`.
         summary: summary of the files, printed once when a run begins.
-        fingerprint: digest of the questions in the files and of their order; 0: there
-            are none.
+        fingerprint: digest of the questions in the files, of all that is said of them
+            there, and of their order; 0: there are none.
         hinting: how prompts are hinted; None: they cannot be.
         reference: reference answers, `Prompts -> (tokens [B, Y] int32, mask [B, Y]
             bool)`, right-padded, the end included; None: there are none.

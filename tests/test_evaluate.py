@@ -803,9 +803,9 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
     status, _, err = main("--model", there, "--n", 1, "--out", tmp_path / "other")
     assert (status, err) == (
         2,
-        f"curax.evaluate: {there}: the questions, answers or solutions in the files of "
-        f"the task are not those in {there / folder.QUESTIONS} that the run began "
-        "with; bring these back, or name files with --data.\n",
+        f"curax.evaluate: {there}: the questions, answers, solutions or hints in the "
+        f"files of the task are not those in {there / folder.QUESTIONS} that the run "
+        "began with; bring these back, or name files with --data.\n",
     )
     config = policies.run_config(there)
     assert policies.load_run(there, config).step == 5  # to ask others, and to export

@@ -512,9 +512,9 @@ def test_other_questions_than_those_of_the_run_are_refused(tmp_path):
     folder.write_questions(tmp_path, built)
     other = dataclasses.replace(built, fingerprint=8)
     assert message(ConfigError, folder.check_questions, tmp_path, other) == (
-        "--resume: the questions, answers or solutions in the files of the task are "
-        f"not those in {tmp_path / folder.QUESTIONS} that the run began with; bring "
-        "these back, or name another --workdir."
+        "--resume: the questions, answers, solutions or hints in the files of the task "
+        f"are not those in {tmp_path / folder.QUESTIONS} that the run began with; "
+        "bring these back, or name another --workdir."
     )
 
 

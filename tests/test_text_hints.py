@@ -495,6 +495,19 @@ def test_hints_may_stand_in_a_file_of_their_own(tmp_path):
     assert task(tmp_path, RECORDS[1:]).hinting.from_file is None
 
 
+def test_the_mark_changes_with_the_hints_of_a_file(tmp_path, capsys):
+    some = {"question": ASKED, "hints": ["One.", "Two."]}
+    file = demo.write_lines(tmp_path / "hints.jsonl", [some])
+    made = task(tmp_path, hints_file=str(file))
+    assert made.fingerprint == task(tmp_path, hints_file=str(file)).fingerprint
+    made.prompts(np.int32([0]))
+    assert capsys.readouterr().err == ""
+    demo.write_lines(file, [some | {"hints": ["One.", "Three."]}])
+    made.prompts(np.int32([0]))
+    assert f"{file} is not what it was when this run read it" in capsys.readouterr().err
+    assert made.fingerprint != task(tmp_path, hints_file=str(file)).fingerprint
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

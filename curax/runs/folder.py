@@ -270,9 +270,9 @@ def check_questions(
         and reading.read_json(path).get("mark") != task.fingerprint
     ):
         raise ConfigError(
-            f"{of}: the questions, answers or solutions in the files of the task are "
-            f"not those in {path} that the run began with; bring these back, or name "
-            f"{other}."
+            f"{of}: the questions, answers, solutions or hints in the files of the "
+            f"task are not those in {path} that the run began with; bring these back, "
+            f"or name {other}."
         )
 
 

@@ -417,6 +417,7 @@ class FileTask:
                 b"".join(
                     [*training.digests, b"|", *testing.digests]
                     + [side.contents for side in (training, testing)]
+                    + [writer.contents if writer else b""]
                 )
             ),
         )
@@ -428,8 +429,8 @@ class FileTask:
             ids: `[B]` integers.
             first: target of id 0.
         """
-        for side in (self.training, self.testing):
-            side.warn_of_changes()
+        for read in filter(None, (self.training, self.testing, self.hint_writer)):
+            read.warn_of_changes()
         ids = np.asarray(ids, np.int32)
         problems = [self._problem(first + i) for i in ids]
         width = max(self.training.longest, self.testing.longest)

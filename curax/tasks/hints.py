@@ -195,6 +195,7 @@ class HintWriter:
         self._levels, self._longest = levels, longest
         self._before, _, self._behind = words.partition("{hint}")
         self._filed: dict[bytes, tuple[str | None, ...]] = {}  # by digest of a question
+        self._file: sources.ProblemSet | None = None
         requests, solutions, hints, broken = [], [], [0], 0
         if file is not None:
             index = sources.scan(
@@ -204,7 +205,7 @@ class HintWriter:
                 longest=2**31,
                 on_error=on_error,
             )
-            found = (one.hints for one in index.problems)
+            self._file, found = index, (one.hints for one in index.problems)
             self._filed = dict(zip(index.digests, found, strict=True))
             hints, broken = [index.longest], index.counts["broken"]
         self._hinted = 0
@@ -234,6 +235,17 @@ class HintWriter:
         if broken:
             self.summary += f" ({broken} broken)"
         prompt_format.tail(problems[0])  # raises where the template hides the turn
+
+    @property
+    def contents(self) -> bytes:
+        """Hints of each problem where there is a file of them; empty without one."""
+        hints = [self._hints(one) for one in self._training]
+        return repr(hints).encode("utf-8", "replace") if self._file else b""
+
+    def warn_of_changes(self) -> None:
+        """As `ProblemSet.warn_of_changes`, of the file of hints, if there is one."""
+        if self._file:
+            self._file.warn_of_changes()
 
     @property
     def hinting(self) -> Hinting:
