@@ -147,11 +147,11 @@ def best_of(rates: Sequence[float]) -> int | None:
 
 
 def ends_taken(tuned: Mapping[str, Any]) -> list[str]:
-    """Settings of which tuning took the highest or lowest: beyond may be better."""
+    """Numbers of which tuning took the highest or lowest: beyond may be better."""
     found, trials = [], tuned["trials"]
     for name, value in trials[tuned["taken"]]["settings"].items():
         tried = {trial["settings"][name] for trial in trials}
-        if len(tried) > 1 and all(isinstance(x, int | float) for x in tried):
+        if len(tried) > 1 and all(type(x) in (int, float) for x in tried):
             found += [name] * (value in (min(tried), max(tried)))
     return found
 
