@@ -100,8 +100,6 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         contexts: shapes of the contexts of a step.
     """
     model, params = parts.model, frozen.join(state.params, state.frozen)
-    if state.frozen is None:
-        params = state.params
     head = jax.eval_shape(model.head, params)
     prefix = jax.eval_shape(lambda p, c: rollout.prefill(model, p, c), params, contexts)
     caches = prefix.cache or ()
