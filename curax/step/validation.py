@@ -227,9 +227,7 @@ def pass_rates(
 
     NaN where none was. Leading axes, as of seeds, are kept.
     """
-    each = _by_prompt(parts, rollouts, outcome)
-    graded = (~np.isnan(each)).sum(-1)
-    return np.where(graded, np.nansum(each, -1) / np.maximum(graded, 1), np.nan)
+    return mean_of_known(_by_prompt(parts, rollouts, outcome))
 
 
 def pass_at_k(
