@@ -289,7 +289,7 @@ def ragged(request, monkeypatch):
     how, read = parts.of_blocks, mock.Mock(called=True)
     if request.param != "blocks":
         how, read = parts.of_kernel, mock.Mock(wraps=getattr(parts, request.param))
-        monkeypatch.setattr(parts, "by_kernel", lambda: read)
+        monkeypatch.setattr(parts, "mosaic", read)
     monkeypatch.setitem(parts.BY_PLATFORM, "cpu", how)
     monkeypatch.setattr(parts, "LEAST", 1)
     monkeypatch.setattr(parts, "BLOCK", 2)

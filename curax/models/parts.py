@@ -48,10 +48,7 @@ def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> Part:
 
 def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
     """sum_s p_s v_s `[N, kv_heads, R, d]` float32, p rounded to the precision of v."""
-    share = (e * factor[..., None]).astype(v.dtype)
-    return jnp.einsum(
-        "...rs,...sd->...rd", share, v, preferred_element_type=jnp.float32
-    )
+    return _product((e * factor[..., None]).astype(v.dtype), v)
 
 
 def _product(e: jax.Array, v: jax.Array) -> jax.Array:
@@ -185,12 +182,8 @@ def kernel(
         seen: `[N, S]` bool.
         source: `[N]` or `[N, S / B]` int32.
     """
-    return by_kernel()(q, k, v, seen, source)
-
-
-def by_kernel() -> Callable[..., Part]:
-    """The kernel of the platform that is traced for."""
-    return triton if platform() == "gpu" else mosaic
+    of_platform = triton if platform() == "gpu" else mosaic
+    return of_platform(q, k, v, seen, source)
 
 
 def blocks_seen(seen: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
