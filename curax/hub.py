@@ -148,7 +148,6 @@ def data(path: str | Path, split: str) -> Path:
 
 def _patterns(inside: str, split: str) -> list[str]:
     """Patterns of the files that the PATH of a name stands for."""
-    inside = inside.strip("/")
     if inside.lower().endswith(DATA):
         return [inside]
     if glob.has_magic(inside):
