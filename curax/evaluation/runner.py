@@ -19,7 +19,7 @@ from curax import __version__
 from curax.config import ConfigError
 from curax.evaluation import benchmarks, results
 from curax.evaluation.questions import Questions
-from curax.evaluation.samples import Sampler, SamplesFile
+from curax.evaluation.samples import Sampler, SamplesFile, Timed
 from curax.evaluation.setup import EvaluationSetup, prepare
 from curax.runs import run
 from curax.runs.folder import described, write_json
@@ -207,7 +207,7 @@ def _sample_file(
     """Complete a samples file; a batch is graded while the next is sampled."""
     done, total = file.open(), len(questions.digests[: setup.limit])
     sampler = Sampler(setup.policy, questions, setup.sampling)
-    writer = GradedWriter(file, done, sampler)
+    writer = GradedWriter(file, done, sampler.drive)
     if done < total:
         display.begin(file.path.stem, done, total)
     with contextlib.closing(file), sampler.drive.background as background:
@@ -244,9 +244,9 @@ class GradedWriter:
         reasons: number of missing outcomes by reason.
     """
 
-    def __init__(self, file: SamplesFile, done: int, sampler: Sampler):
+    def __init__(self, file: SamplesFile, done: int, drive: Timed):
         """Start at a file with `done` problems from an earlier process."""
-        self._file, self._done, self._sampler = file, done, sampler
+        self._file, self._done, self._drive = file, done, drive
         self._start, self._completions, self._tokens = time.monotonic(), 0, 0
         self._outcomes, self._held = list[float](), list[dict[str, Any]]()
         before = (row for _, rows in file.blocks() for row in rows)
@@ -295,7 +295,7 @@ class GradedWriter:
 
     def _seconds(self) -> float:
         """Seconds of sampling and grading so far, without compilation."""
-        return max(time.monotonic() - self._start - self._sampler.compile_s, 1e-9)
+        return max(time.monotonic() - self._start - self._drive.compile_s, 1e-9)
 
     def speed(self) -> dict[str, float] | None:
         """Speed as JSON; None where nothing was sampled."""
@@ -305,7 +305,7 @@ class GradedWriter:
         return {
             "completions": self._completions,
             "seconds": seconds,
-            "compile_s": self._sampler.compile_s,
+            "compile_s": self._drive.compile_s,
             "completions_per_s": self._completions / seconds,
             "tokens_per_s": self._tokens / seconds,
         }

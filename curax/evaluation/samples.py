@@ -136,11 +136,6 @@ class Sampler:
             spec=dataclasses.replace(spec, how=how),
         )
 
-    @property
-    def compile_s(self) -> float:
-        """Seconds of tracing and compiling; 0 before the first call."""
-        return self.drive.compile_s
-
     def __call__(self, numbers: Sequence[int]) -> Batch:
         """Completions of at most `batch` problems; a host grades them meanwhile."""
         # The last batch is padded with rows that do not exist.
@@ -217,7 +212,6 @@ def said(
         "answer": None if silent else answers.final_answer(text, last_number=True),
         "outcome": None if lacks else float(outcome),
         "reason": missing if lacks else reason,
-        "length_tokens": len(tokens),
     }
 
 
