@@ -68,6 +68,19 @@ def integers(tokens: str | list[int]) -> list[int]:
     return tokens
 
 
+def outcome_between(lowest: float, highest: float) -> Callable[[float], float]:
+    """The outcome of a sum of rewards, by those sums whose outcomes are 0 and 1.
+
+    Raises:
+        ValueError: in a sentence, unless the first is below the second.
+    """
+    if not lowest < highest:
+        raise ValueError(
+            f"task.environment.lowest={lowest} must be below highest={highest}."
+        )
+    return lambda total: min(max((total - lowest) / (highest - lowest), 0.0), 1.0)
+
+
 def in_workers(
     make: Callable[..., Any],
     *,

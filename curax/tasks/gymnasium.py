@@ -17,6 +17,7 @@ import numpy as np
 
 from curax.settings.config_types import Count
 from curax.settings.declared import declares
+from curax.tasks.environments import outcome_between
 from curax.types import Environment, Observation
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
@@ -66,10 +67,7 @@ def environment(
     """
     import gymnasium
 
-    if not lowest < highest:
-        raise ValueError(
-            f"task.environment.lowest={lowest} must be below highest={highest}."
-        )
+    outcome = outcome_between(lowest, highest)
     given = dict(options or {})
     one = gymnasium.make(name, **given)
     if "ansi" in one.metadata.get("render_modes", ()):
@@ -100,9 +98,6 @@ def environment(
             f"task.environment.actions={words} must differ by more than capital "
             "letters, and none may be blank; give each action a word of its own."
         )
-
-    def outcome(total: float) -> float:
-        return min(max((total - lowest) / (highest - lowest), 0.0), 1.0)
 
     def reset(key: int, seed: Any) -> Game:
         env = make()

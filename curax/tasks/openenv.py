@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from curax.settings.config_types import Count, Positive
 from curax.settings.declared import declares
 from curax.settings.packages import install, is_installed
+from curax.tasks.environments import outcome_between
 from curax.types import Answer, HostEnvironment, Turn
 
 LARGEST = 2**22  # bytes of a message
@@ -32,12 +33,7 @@ class Server(NamedTuple):
     says: str  # field of an action
     shows: str  # field of an observation
     timeout: float  # seconds
-    lowest: float  # sum of rewards whose outcome is 0
-    highest: float  # and 1
-
-    def outcome(self, total: float) -> float:
-        """The outcome of a sum of rewards, in [0, 1]."""
-        return min(max((total - self.lowest) / (self.highest - self.lowest), 0.0), 1.0)
+    outcome: Callable[[float], float]  # of a sum of rewards, in [0, 1]
 
 
 class Episode:
@@ -186,10 +182,7 @@ def environment(
             f"task.environment.url={url!r} is no address; write one such as "
             "http://127.0.0.1:8000."
         )
-    if not lowest < highest:
-        raise ValueError(
-            f"task.environment.lowest={lowest} must be below highest={highest}."
-        )
+    outcome = outcome_between(lowest, highest)
     if not is_installed("websockets"):
         raise ValueError(
             f"task.environment asks {url} and the package websockets is not installed; "
@@ -197,7 +190,7 @@ def environment(
         )
     secure = "s" if scheme == "https" else ""
     place = f"ws{secure}://{rest.rstrip('/')}/ws"
-    server = Server(place, says, shows, timeout, lowest, highest)
+    server = Server(place, says, shows, timeout, outcome)
     threads = ThreadPoolExecutor(parallel, "openenv")
 
     def answered(turn: Turn) -> Answer | str:
