@@ -263,7 +263,7 @@ def test_every_field_is_shown_once_with_what_it_means(path):
     found = field_help.fields(config)
     names = [field.name for field in found]
     assert len(names) == len({*names})
-    listed = {*config_paths.fields_of(config)}
+    listed = {*config_paths.flat(config_paths.describe(config))}
     values = {re.sub(r"(\.\d+)+$", "", name) for name in listed}
     assert {*names} <= values | listed
     for name in values:  # lists of plain values are one field

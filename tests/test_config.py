@@ -668,9 +668,8 @@ def test_a_recipe_is_found_by_its_name_in_any_folder(tmp_path, monkeypatch):
 
 def test_usual_names_of_fields_get_those_of_here():
     config = cf.load(RECIPES / "grpo.py")
-    fields = config_paths.fields_of(
-        cf.override(config, {"kl": KL(estimator=plain, coefficient=1)})
-    )
+    other = cf.override(config, {"kl": KL(estimator=plain, coefficient=1)})
+    fields = config_paths.flat(config_paths.describe(other))
     for name, here in cf.ALIASES.items():
         assert here in fields, name
         said = error_of(cf.override, config, [f"{name}=1"])

@@ -17,7 +17,7 @@ from curax import config as cf
 from curax.config import ALIASES, load
 from curax.runs import reading
 from curax.settings import config_types
-from curax.settings.config_paths import fields_of
+from curax.settings.config_paths import describe, flat
 
 ROOT = Path(__file__).parents[1]
 LAWS = (ROOT / "docs" / "laws.md").read_text()
@@ -300,7 +300,7 @@ def test_what_the_glossary_calls_by_a_name_of_curax_is_there(part, least):
     """Fields of a config, functions of a stage, names of `curax`, metrics."""
     configs = [load(ROOT / f"configs/{name}.py") for name in ("grpo", "sage", "dro")]
     configs += [load(ROOT / "configs/gvm_raft_published.py")]
-    known = {name for config in configs for name in fields_of(config)}
+    known = {name for config in configs for name in flat(describe(config))}
     metrics = (ROOT / "docs" / "metrics.md").read_text()
     rows = in_glossary(part)
     assert len(rows) > least

@@ -63,7 +63,7 @@ from curax.config import (
 from curax.models import transformer
 from curax.models.rotary import RopeScaling
 from curax.runs import run
-from curax.settings.config_paths import fields_of
+from curax.settings.config_paths import describe, flat
 from curax.step import draw, drivers, learn, loops, states, validation
 from curax.step.methods import queries, references
 from curax.step.step import step
@@ -624,10 +624,10 @@ def untraced(monkeypatch):
 
 
 def test_every_field_is_in_the_table():
-    assert set(FIELDS) == set(fields_of(CONFIG))
+    assert set(FIELDS) == set(flat(describe(CONFIG)))
     for group in ALTERNATIVES:
         inside = {name for name in MORE_FIELDS if name.startswith(f"{group}.")}
-        fields = fields_of(original(group=group).config)
+        fields = flat(describe(original(group=group).config))
         assert inside == {name for name in fields if name.startswith(f"{group}.")}
 
 

@@ -34,7 +34,7 @@ from curax.models import prompt_form
 from curax.runs import ending
 from curax.settings import functions
 from curax.settings.cli import recipe_of
-from curax.settings.config_paths import fields_of, option
+from curax.settings.config_paths import describe, flat, option
 from curax.settings.declared import declared
 from curax.tasks import file_task, gym, verifiers, word_problems
 from curax.theory import population, summary
@@ -330,7 +330,7 @@ def known() -> set[str]:
     """Dotted names of all fields and options of the configs that pages speak of."""
     names = ("gsm8k_qwen3_0p6b", "sft_gsm8k_qwen3_0p6b", "grpo")
     configs = [load(ROOT / "configs" / f"{name}.py") for name in names]
-    names = {name for config in configs for name in fields_of(config)}
+    names = {name for config in configs for name in flat(describe(config))}
     for task in (gym.task, verifiers.task, word_problems.task):
         names |= {f"task.{name}" for name in inspect.signature(task).parameters}
     return names | {re.sub(r"\.\d+$", "", name) for name in names}  # of a tuple

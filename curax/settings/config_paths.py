@@ -203,11 +203,6 @@ def flat(description: Any) -> dict[str, Any]:
     return dict(_leaves("", description))
 
 
-def fields_of(tree: Any) -> list[str]:
-    """Dotted names of all functions and values in `describe(tree)`."""
-    return [*flat(describe(tree))]
-
-
 def _leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of all leaves; a function is the leaf at its own name."""
     if not tree or not isinstance(tree, dict | list):
