@@ -252,7 +252,7 @@ def wrong_options(place: Place, complete: Sequence[str]) -> Iterator[str]:
         known = {k: p for k, p in inner.children().items() if k in parameters}
         for key in bound if parameters and not takes_any else ():
             if key not in known:
-                yield _unknown_option(f"{name}.{key}={bound[key]}", owner, key, known)
+                yield unknown_option(f"{name}.{key}={bound[key]}", owner, key, known)
         for key in known if name.split(".")[0] in complete else ():
             if known[key].value is UNSET:
                 fix = f"set {name}.{key}, or bind it with "
@@ -351,7 +351,7 @@ def _assign_below(
         if place.value is None and (fix := _fix_of_none(name, key, place.kind)):
             raise ConfigError(f"{edit.shown}: {name} is none in this config; {fix}.")
         owner = place.owner(name)
-        raise ConfigError(_unknown_option(edit.shown, owner, key, inner, below))
+        raise ConfigError(unknown_option(edit.shown, owner, key, inner, below))
     name, part = _join(name, key), inner[key]
     if not deeper:
         return key, _new_value(name, part, edit)
@@ -508,7 +508,7 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _unknown_option(
+def unknown_option(
     shown: str, owner: str, key: str, known: Iterable[str], below: Sequence[str] = ()
 ) -> str:
     """Sentence about an unknown option, with the nearest known name."""

@@ -4,11 +4,11 @@ curax train gsm8k_qwen3_0p6b --workdir runs/chain_sum --set task=gym.task
     task.dataset=chain_sum task.options.max_terms=4 model.path=DIR
 """
 
-import difflib
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from curax.settings.config_paths import unknown_option
 from curax.settings.config_types import CheckpointPath, Count, Natural, Positive, Seed
 from curax.settings.declared import declares
 from curax.tasks import file_task, records
@@ -29,13 +29,8 @@ def generated(
     """
     known = graders.gym_options(dataset)
     for name in sorted(options.keys() - known):
-        near = difflib.get_close_matches(name, known, 1)
-        has = f"it has {', '.join(sorted(known)) or 'none'}."
-        guess = f"did you mean {near[0]!r}?" if near else has
-        raise ValueError(
-            f"task.options.{name}={options[name]}: {dataset} has no option "
-            f"{name!r}; {guess}"
-        )
+        shown = f"task.options.{name}={options[name]}"
+        raise ValueError(unknown_option(shown, dataset, name, known))
     import reasoning_gym
 
     name = f"reasoning-gym {dataset}, seed {seed}"
