@@ -2,7 +2,7 @@
 
 Command:  python -m curax.compare experiments/text_starts/long.py
 
-At the two lower rates of `experiments.text_starts.experiment`.
+At the two lower rates of `experiments.text_starts.experiment`, the higher first.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from experiments.text_starts import experiment
 
 TIMES = 4
 REGIME = "mixed"
-RATES = ("1.5e-4", "3e-4")
+RATES = ("3e-4", "1.5e-4")
 
 
 def get_experiment() -> Experiment:
