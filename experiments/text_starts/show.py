@@ -21,40 +21,43 @@ from experiments.factorial import show as chains
 from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
 from experiments.text.show import value
-from experiments.text_starts import experiment
+from experiments.text_starts import experiment, long
 from experiments.text_starts.experiment import ARMS, RATES, REGIMES, STARTS
 
 HERE = Path(__file__).parent
 BEGIN = "<!-- tables: python -m experiments.text_starts.show -->"
+LONG = f"{long.REGIME}, {long.TIMES} times the tokens"
 
 
 @cache
-def ran() -> tuple[Any, dict[str, Any]]:
-    """The experiment, and the histories of what has run."""
-    return experiment.get_experiment(), runner.finished(HERE / "results")
+def ran(regime: str) -> tuple[Any, dict[str, Any]]:
+    """The experiment that a regime is of, and the histories of what has run."""
+    made, folder = (long, "results_long") if regime == LONG else (experiment, "results")
+    return made.get_experiment(), runner.finished(HERE / folder)
 
 
 def named(name: str, rate: str, regime: str, start: int) -> str:
     """Name of an arm at a rate in a regime from a start."""
-    return f"{experiment.arm(name, rate)} @ {experiment.condition(regime, start)}"
+    place = long.REGIME if regime == LONG else regime
+    return f"{experiment.arm(name, rate)} @ {experiment.condition(place, start)}"
 
 
 def rates(regime: str) -> list[str]:
     """Rates at which both arms have run from all starts."""
-    found = ran()[1]
+    found = ran(regime)[1]
     every = [(arm, start) for arm in ARMS for start in STARTS]
     return [x for x in RATES if all(named(a, x, regime, s) in found for a, s in every)]
 
 
 def regimes() -> list[str]:
     """Regimes of which that is so at a rate at least."""
-    return [regime for regime in REGIMES if rates(regime)]
+    return [regime for regime in (*REGIMES, LONG) if rates(regime)]
 
 
 @cache
 def seen(regime: str, what: str = "rate", share: float = 1) -> np.ndarray:
     """`[arms, rates, starts, R]` values where a share of the tokens is drawn."""
-    made, found = ran()
+    made, found = ran(regime)
 
     def one(name: str, rate: str, start: int) -> np.ndarray:
         return value(made, found[named(name, rate, regime, start)], what, share)
