@@ -409,6 +409,7 @@ def test_what_to_use_is_told_by_figures_of_the_pages(judged):
     tables = [*effects.tables(), show.table(list(judged.values()))]
     tables += of_text()
     tables.append(page("experiments/references/README.md"))
+    tables.append(page("experiments/references_control/README.md"))
     readme = page("README.md").partition("## When it pays")[2].partition("## ")[0]
     choose = page("docs/choose_a_recipe.md").partition("| begin with |")[2]
     figure = r"[+-]?\.\d+ (?:± \.\d+|\[[+-]?\.\d+, [+-]?\.\d+\])"

@@ -18,6 +18,7 @@ import test_configs
 import test_reflected
 import tiny
 
+from curax import advantage
 from curax.comparison import analysis
 from curax.comparison import experiment as experiments
 from curax.config import load, override, transferred
@@ -27,10 +28,13 @@ from curax.settings.recipes import recipes
 from curax.step import drivers, states
 from curax.step.build import build
 from curax.step.step import step
-from curax.tasks import rationale
+from curax.tasks import rationale, word_problems
 from experiments import in_small
+from experiments.references_control import experiment as references_control
+from experiments.text_starts import show as of_starts
 
 ROOT = Path(__file__).parent.parent
+CONTROLS = ROOT / "experiments/references_control/README.md"
 PAPERS = sorted(path.parent.name for path in ROOT.glob("experiments/*/paper.toml"))
 for_every_paper = pytest.mark.parametrize("paper", PAPERS)
 
@@ -109,6 +113,42 @@ def test_pages_have_the_tables_of_what_was_compared():
             want = itertools.product(*said.tune.values())
             assert tried == list(map(list, want)), (page, name)
             assert not analysis.ends_taken(tuned), (page, name)
+
+
+def test_the_page_of_controls_says_what_their_results_give():
+    text = CONTROLS.read_text()
+    found = dict(in_small.pages())[CONTROLS]
+    ends = {
+        name: np.array(own["tokens"]["values"][""])
+        for name, own in found["recipes"].items()
+    }
+    gains = {k: x - found["histories"][k]["rate"][0] for k, x in ends.items()}
+    rows = {f"`{name}`": [name] for name in ("aggregate", "of_others", "permuted")}
+    less = {f"`aggregate` less {row}": ["aggregate", *rows[row]] for row in [*rows][1:]}
+    for row, (name, *base) in (rows | less).items():
+        cells = []
+        for rate in references_control.RATES:
+            own = gains[f"{name}-{rate}"]
+            if base:
+                own = ends[f"{name}-{rate}"] - ends[f"{base[0]}-{rate}"]
+            cells.append(of_starts.apart(own))
+        assert f"| {row} | {' | '.join(cells)} |" in text
+
+
+def test_references_are_of_others_and_rewards_are_of_others():
+    own = word_problems.task(sentences=True, size=60)
+    other = references_control.of_others(size=60)
+    ids = np.arange(50)
+    assert own.reference
+    assert other.reference
+    behind = own.reference(own.prompts(ids + references_control.BEHIND))
+    jax.tree.map(
+        np.testing.assert_array_equal, other.reference(other.prompts(ids)), behind
+    )
+    reward, exists = jnp.array([[1.0, 0.0, 0.0, 3.0]]), jnp.ones((1, 4), bool)
+    want = advantage.standardised(reward, exists)[:, [3, 0, 1, 2]]
+    got = references_control.permuted(reward, exists)
+    np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 @pytest.mark.first(3)
