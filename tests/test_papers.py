@@ -123,16 +123,25 @@ def test_the_page_of_controls_says_what_their_results_give():
         for name, own in found["recipes"].items()
     }
     gains = {k: x - found["histories"][k]["rate"][0] for k, x in ends.items()}
-    rows = {f"`{name}`": [name] for name in ("aggregate", "of_others", "permuted")}
+    arms = ("aggregate", *references_control.OF_BOTH, *references_control.LATER)
+    rows = {f"`{name}`": [name] for name in arms}
     less = {f"`aggregate` less {row}": ["aggregate", *rows[row]] for row in [*rows][1:]}
     for row, (name, *base) in (rows | less).items():
         cells = []
         for rate in references_control.RATES:
+            if f"{[name, *base][-1]}-{rate}" not in ends:
+                cells.append("")
+                continue
             own = gains[f"{name}-{rate}"]
             if base:
                 own = ends[f"{name}-{rate}"] - ends[f"{base[0]}-{rate}"]
             cells.append(of_starts.apart(own))
         assert f"| {row} | {' | '.join(cells)} |" in text
+
+
+def shown(task, prompts):
+    rows = zip(*task.reference(prompts), strict=True)
+    return [task.decode(row[mask]) for row, mask in rows]
 
 
 def test_references_are_of_others_and_rewards_are_of_others():
@@ -142,6 +151,14 @@ def test_references_are_of_others_and_rewards_are_of_others():
     assert own.reference
     assert other.reference
     behind = own.reference(own.prompts(ids + references_control.BEHIND))
+    wrong = references_control.wrong_number(size=60)
+    assert wrong.reference
+    for mine, theirs in zip(
+        shown(own, own.prompts(ids)), shown(wrong, own.prompts(ids)), strict=True
+    ):
+        numbers = re.findall(r"\d+", mine + theirs)
+        assert len({*numbers}) == 2
+        assert re.sub(r"\d+", "", mine) == re.sub(r"\d+", "", theirs)
     jax.tree.map(
         np.testing.assert_array_equal, other.reference(other.prompts(ids)), behind
     )
@@ -149,6 +166,20 @@ def test_references_are_of_others_and_rewards_are_of_others():
     want = advantage.standardised(reward, exists)[:, [3, 0, 1, 2]]
     got = references_control.permuted(reward, exists)
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_shuffled_rewards_say_nothing_of_their_completions():
+    rng = np.random.default_rng(0)
+    exists = jnp.asarray(rng.random((20_000, 5)) > 0.3)
+    reward = jnp.where(exists, rng.normal(size=exists.shape), 0.0)
+    own = advantage.standardised(reward, exists)
+    got = jax.jit(references_control.shuffled)(reward, exists)
+    close = partial(np.testing.assert_allclose, atol=1e-5)
+    close(np.sort(got, -1), np.sort(own, -1))  # the same ones, in each group
+    close(got[~exists], 0)
+    push = np.asarray((got * own).sum(-1))
+    assert abs(push.mean()) < 4 * push.std() / len(push) ** 0.5
+    assert (own**2).sum(-1).mean() > 3
 
 
 @pytest.mark.first(3)

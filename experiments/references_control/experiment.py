@@ -1,10 +1,10 @@
-"""How much of a reward by references is the reference: two controls beside it.
+"""How much of a reward by references is the reference: controls beside it.
 
 Command:  python -m curax.compare experiments/references_control
 
-`aggregate` of `experiments.references`, at two rates; the same where the reward of a
-completion is that of another one of its group, and where references are of another
-problem. From the start of that page.
+`aggregate` of `experiments.references`, and the same with references of other problems,
+with wrong numbers in the own ones, and with rewards of other completions of the group.
+From the start of that page.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +28,9 @@ from experiments.references import experiment
 from experiments.text.experiment import HOW
 
 RATES = {"1e-4": 1e-4, "3e-4": 3e-4}
+TAKEN = "3e-4"  # by `aggregate` in its own experiment
+OF_BOTH = ("of_others", "permuted")  # controls at both rates
+LATER = ("wrong_number", "shuffled")  # controls at that rate alone
 BEHIND = 7  # problems between one and the other: of other steps, too
 TRIED = 8  # problems from there on, of which one has another number
 Reference = Callable[[Prompts], tuple[Any, Any]]
@@ -155,7 +158,8 @@ def get_experiment() -> Experiment:
         f"{name}-{text}": override(arm, {"optimizer.learning_rate": rate})
         for text, rate in RATES.items()
         for name, arm in arms.items()
+        if name not in LATER or text == TAKEN
     }
     return replace(
-        made, recipes=recipes, baseline="aggregate-3e-4", **{**HOW, "tune": {}}
+        made, recipes=recipes, baseline=f"aggregate-{TAKEN}", **{**HOW, "tune": {}}
     )

@@ -173,9 +173,30 @@ def spread() -> str:
     return markdown(head, body)
 
 
+def long_table() -> str:
+    """Markdown of the longer runs on their way: rates, gaps, and those of entropies."""
+    body, first = [], None
+    for share in (0.25, 0.5, 0.75, 1.0):
+        base, ours = of_starts(LONG, share=share).mean(-1)
+        first = ours - base if first is None else first
+        entropy = of_starts(LONG, "policy/entropy_nats", share).mean(-1)
+        body.append(
+            [
+                f"{share * ran(LONG)[0].tokens / 1000:.0f} k",
+                *(number(x.mean()) for x in (base, ours)),
+                *(apart(ours - base), apart(ours - base - first) if body else ""),
+                *(number(x.mean()) for x in entropy),
+                apart(entropy[1] - entropy[0]),
+            ]
+        )
+    head = [f"{LONG}, at", *ARMS, "gap, by itself", "less the first"]
+    head += [*(f"entropy, {arm.split('-')[0]}" for arm in ARMS), "gap of it"]
+    return markdown(head, body)
+
+
 def tables() -> list[str]:
     """Markdown of all tables of the page."""
-    return [claim_table(), rate_table(), start_table(), spread()]
+    return [claim_table(), rate_table(), start_table(), spread(), long_table()]
 
 
 def main() -> None:
