@@ -444,6 +444,8 @@ def test_what_a_trained_token_costs_is_that_of_steps_in_which_some_train(monkeyp
 def test_where_an_end_of_what_was_tried_is_taken_it_is_said():
     switch = [{"settings": {"a": a}, "rate": 0.0} for a in (False, True)]
     assert analysis.ends_taken({"trials": switch, "taken": 1}) == []  # nothing beyond
+    rates = [{"settings": {"a": a}, "rate": 0.0} for a in np.geomspace(1, 4, 3)]
+    assert analysis.ends_taken({"trials": rates, "taken": 2}) == ["a"]
     trials = [{"settings": {"a": a, "b": "x"}, "rate": 0.0} for a in (1, 2, 3)]
     tuned = [{"trials": trials, "taken": i} for i in range(3)]
     assert list(map(analysis.ends_taken, tuned)) == [["a"], [], ["a"]]

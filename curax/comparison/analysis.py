@@ -151,7 +151,9 @@ def ends_taken(tuned: Mapping[str, Any]) -> list[str]:
     found, trials = [], tuned["trials"]
     for name, value in trials[tuned["taken"]]["settings"].items():
         tried = {trial["settings"][name] for trial in trials}
-        if len(tried) > 1 and all(type(x) in (int, float) for x in tried):
+        switch = any(isinstance(x, bool) for x in tried)
+        numbers = all(isinstance(x, int | float) for x in tried) and not switch
+        if len(tried) > 1 and numbers:
             found += [name] * (value in (min(tried), max(tried)))
     return found
 

@@ -69,7 +69,7 @@ def integers(tokens: str | list[int]) -> list[int]:
 
 
 def outcome_between(lowest: float, highest: float) -> Callable[[float], float]:
-    """The outcome of a sum of rewards, by those sums whose outcomes are 0 and 1.
+    """The outcome of a sum of rewards: 0 at the lowest, 1 at the highest, clipped.
 
     Raises:
         ValueError: in a sentence, unless the first is below the second.

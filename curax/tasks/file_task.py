@@ -429,8 +429,9 @@ class FileTask:
             ids: `[B]` integers.
             first: target of id 0.
         """
-        for read in filter(None, (self.training, self.testing, self.hint_writer)):
-            read.warn_of_changes()
+        for read in (self.training, self.testing, self.hint_writer):
+            if read is not None:
+                read.warn_of_changes()
         ids = np.asarray(ids, np.int32)
         problems = [self._problem(first + i) for i in ids]
         width = max(self.training.longest, self.testing.longest)
