@@ -2,7 +2,8 @@
 
 Command:  python -m curax.compare experiments/text_starts/long.py
 
-At the two lower rates of `experiments.text_starts.experiment`, the higher first.
+At the two lower rates of `experiments.text_starts.experiment`, the higher first, which
+is all that README.md has.
 """
 
 from dataclasses import replace
