@@ -7,8 +7,10 @@ the task of `test_configs`, and few and small arrays.
 import itertools
 import re
 import tomllib
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +30,11 @@ from curax.settings.recipes import recipes
 from curax.step import drivers, states
 from curax.step.build import build
 from curax.step.step import step
+from curax.step.types import Selection, TrainRows
 from curax.tasks import rationale, word_problems
 from experiments import in_small
 from experiments.references_control import experiment as references_control
+from experiments.references_control import own_answer
 from experiments.text_starts import show as of_starts
 
 ROOT = Path(__file__).parent.parent
@@ -123,7 +127,7 @@ def test_the_page_of_controls_says_what_their_results_give():
         for name, own in found["recipes"].items()
     }
     gains = {k: x - found["histories"][k]["rate"][0] for k, x in ends.items()}
-    arms = ("aggregate", *references_control.OF_BOTH, *references_control.LATER)
+    arms = dict.fromkeys(name.rpartition("-")[0].rpartition("-")[0] for name in ends)
     rows = {f"`{name}`": [name] for name in arms}
     less = {f"`aggregate` less {row}": ["aggregate", *rows[row]] for row in [*rows][1:]}
     for row, (name, *base) in (rows | less).items():
@@ -180,6 +184,57 @@ def test_shuffled_rewards_say_nothing_of_their_completions():
     push = np.asarray((got * own).sum(-1))
     assert abs(push.mean()) < 4 * push.std() / len(push) ** 0.5
     assert (own**2).sum(-1).mean() > 3
+
+
+def test_own_answers_pay_for_their_thoughts_alone():
+    """A reward is the mean log-prob behind the thought; only the thought has credit."""
+    rng = np.random.default_rng(0)
+    n, width, delimiter = 40, 9, (7, 8)
+    length = rng.integers(0, width + 1, n)
+    rows = SimpleNamespace(
+        tokens=jnp.asarray(rng.choice([6, 7, 8], (n, width), p=(0.2, 0.4, 0.4))),
+        mask=jnp.asarray(np.arange(width) < length[:, None]),
+        logp_policy=jnp.log(rng.random((n, width), np.float32)),
+        exists=jnp.asarray(rng.random(n) < 0.8),
+    )
+    parts = SimpleNamespace(task=SimpleNamespace(delimiter=delimiter))
+    outcome, reward, thought = own_answer.score(parts, rows)
+    seen = {"none": 0, "empty": 0, "some": 0}
+    for i in range(n):
+        mine = test_reflected.thought_of(rows.tokens[i], rows.mask[i], delimiter)
+        assert thought[i] == (mine or 0)
+        answer = rows.logp_policy[i, mine or 0 : length[i]]
+        seen["some" if mine and len(answer) else "empty" if mine else "none"] += 1
+        if mine and len(answer) and rows.exists[i]:
+            np.testing.assert_allclose(reward[i], answer.mean(), rtol=1e-5)
+            np.testing.assert_allclose(outcome[i], np.exp(answer.mean()), rtol=1e-5)
+        else:
+            assert np.isnan(outcome[i])
+    assert min(seen.values()) > 2, seen
+    every = TrainRows(row=jnp.arange(n), place=jnp.arange(n), used=jnp.ones(n, bool))
+    found = {own_answer.NAME: thought}
+    trains = Selection(
+        drawn=SimpleNamespace(rollouts=rows, found=found),
+        given=None,
+        rows=every,
+        of_tokens=jnp.full((n, width), 2.0),
+    )
+    drive, state = drivers.Traced(), None
+    got = own_answer.credit(drive, parts, state, trains).of_tokens
+    np.testing.assert_array_equal(
+        got, np.where(np.arange(width) < np.asarray(thought)[:, None], 2.0, 0.0)
+    )
+
+
+def test_own_answers_are_a_method_of_a_step():
+    config = shrunk(load("dro"))
+    config = replace(config, reflection=None, methods=(own_answer.method,))
+    parts = build(config)
+    state = states.begin(parts, tiny.warm(parts.model))
+    _, (row, _) = jax.eval_shape(partial(step, drivers.Traced(), parts), state)
+    assert {"loss/mean", "gradient/norm"} <= set(row)
+    with pytest.raises(ValueError, match="own_answer needs a delimiter"):
+        build(test_configs.shrunk(replace(load("rloo"), methods=config.methods)))
 
 
 @pytest.mark.first(3)
