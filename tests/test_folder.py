@@ -523,20 +523,20 @@ def test_questions_that_are_asked_otherwise_than_the_run_began_to_are_refused(
 ):
     built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
     folder.write_questions(tmp_path, built)
-    folder.check_prompts(tmp_path, built)
+    folder.check_questions(tmp_path, built)
 
     def shouted(ids):
         prompts = built.prompts(ids)
         return dataclasses.replace(prompts, tokens=prompts.tokens + 1)
 
     other = dataclasses.replace(built, prompts=shouted)
-    assert message(ConfigError, folder.check_prompts, tmp_path, other) == (
+    assert message(ConfigError, folder.check_questions, tmp_path, other) == (
         "--resume: the tokenizer or the chat template of the task makes other prompts "
-        f"of the questions than those that the run in {tmp_path} began with; bring "
-        "back what it was, or name another --workdir."
+        f"of the questions than those in {tmp_path / folder.QUESTIONS} that the run "
+        "began with; bring back what it was, or name another --workdir."
     )
     (tmp_path / folder.QUESTIONS).write_text('{"mark": 7}')  # of an earlier curax
-    folder.check_prompts(tmp_path, other)
+    folder.check_questions(tmp_path, other)
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints"])

@@ -35,7 +35,7 @@ from curax.comparison.experiment import (
 )
 from curax.comparison.programs import Sweep
 from curax.config import Config, ConfigError
-from curax.runs import checkpoint, reading
+from curax.runs import checkpoint, folder, reading
 from curax.runs.progress import Progress
 from curax.settings import files
 from curax.settings.cli import write_file
@@ -47,6 +47,7 @@ ABOUT, COST = "experiment.json", "cost.json"
 ARMS, WARM, RUNNING = "arms", "warm", "checkpoints"
 SAVE_S = 5.0  # seconds between two checkpoints of a warm start
 TIMED = 5  # steps that are timed, stage by stage
+TOLD = {"read": "on other questions", "asked": "by other prompts of its questions"}
 MOST = 8  # times as many steps, where none trains a token
 
 
@@ -79,19 +80,28 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
                 f"--workdir {workdir} holds runs of {name} with {setting}={was}, and "
                 f"it is {new} now; {fix}"
             )
-        if old.get("read", {}).get(name, now["read"][name]) != now["read"][name]:
-            raise ConfigError(
-                f"--workdir {workdir} holds runs of {name} on other questions than "
-                f"those of its task now; {fix}"
-            )
+        for what, told in TOLD.items():
+            if old.get(what, {}).get(name, now[what][name]) != now[what][name]:
+                raise ConfigError(
+                    f"--workdir {workdir} holds runs of {name} {told} than those of "
+                    f"its task now; {fix}"
+                )
 
 
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
-    """Budget, configs and digests of the questions that histories follow from."""
+    """Budget, configs and digests of the questions that histories follow from.
+
+    And of the prompts that are made of these, of each arm.
+    """
     every = (*arms, *trials(experiment, arms))
     described = {arm.name: describe(arm.config) for arm in every}
-    read = {arm.name: programs.task_inside(arm.config).fingerprint for arm in every}
-    return {"budget": budget(experiment), "arms": described, "read": read}
+    tasks = {arm.name: programs.task_inside(arm.config) for arm in every}
+    return {
+        "budget": budget(experiment),
+        "arms": described,
+        "read": {name: task.fingerprint for name, task in tasks.items()},
+        "asked": {name: folder.asked(task) for name, task in tasks.items()},
+    }
 
 
 def finished(workdir: Path) -> dict[str, Any]:

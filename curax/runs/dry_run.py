@@ -70,7 +70,6 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
     loop, _ = run.prepared(config, since)
     if resume:
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
-        peers.on_first(folder.check_prompts, workdir, loop.parts.task)
     with Progress(run.console()) as progress:
         if summary := loop.parts.task.summary:
             progress.say(summary)

@@ -252,7 +252,7 @@ def make(workdir: Path, config: Config, recipe: str = "") -> None:
 def check_questions(
     workdir: Path, task: Task, *, of: str = "--resume", other: str = "another --workdir"
 ) -> None:
-    """Check that a task of files has the questions that the run began with.
+    """Check that a task of files has, and asks, the questions as the run began to.
 
     Args:
         workdir: run folder.
@@ -261,42 +261,29 @@ def check_questions(
         other: what to name instead.
 
     Raises:
-        ConfigError: the questions differ.
+        ConfigError: the questions differ, or their first prompts.
     """
     path = workdir / QUESTIONS
-    if (
-        task.fingerprint
-        and path.exists()
-        and reading.read_json(path).get("mark") != task.fingerprint
-    ):
+    began = reading.read_json(path) if task.fingerprint else {}
+    if began and began.get("mark") != task.fingerprint:
         raise ConfigError(
             f"{of}: the questions, answers, solutions or hints in the files of the "
             f"task are not those in {path} that the run began with; bring these back, "
             f"or name {other}."
         )
-
-
-def check_prompts(workdir: Path, task: Task) -> None:
-    """Check that a task of files asks its questions as the run began to.
-
-    Args:
-        workdir: run folder.
-        task: of the run, built anew.
-
-    Raises:
-        ConfigError: the first prompts differ.
-    """
-    asked = reading.read_json(workdir / QUESTIONS).get("asked")
-    if task.fingerprint and asked is not None and asked != _asked(task):
+    now = asked(task)
+    if began.get("asked", now) != now:
         raise ConfigError(
-            "--resume: the tokenizer or the chat template of the task makes other "
-            f"prompts of the questions than those that the run in {workdir} began "
-            "with; bring back what it was, or name another --workdir."
+            f"{of}: the tokenizer or the chat template of the task makes other prompts "
+            f"of the questions than those in {path} that the run began with; bring "
+            f"back what it was, or name {other}."
         )
 
 
-def _asked(task: Task) -> int:
-    """Checksum of the tokens of the first prompts of a task."""
+def asked(task: Task) -> int:
+    """Checksum of the tokens of the first prompts of a task; 0: it is not of files."""
+    if not task.fingerprint:
+        return 0
     prompts = task.prompts(np.arange(min(task.num_prompts, ASKED), dtype=np.int32))
     rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.mask), strict=True)
     texts = [tokens[mask].astype("<i4").tobytes() for tokens, mask in rows]
@@ -312,7 +299,7 @@ def write_questions(workdir: Path, task: Task) -> None:
     path = workdir / QUESTIONS
     if task.fingerprint and not path.exists():
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        marks = {"mark": task.fingerprint, "asked": _asked(task)}
+        marks = {"mark": task.fingerprint, "asked": asked(task)}
         page = {**marks, **sizes, "told": task.summary}
         with written_to(f"--workdir {workdir}", "another folder"):
             write_json(path, page)

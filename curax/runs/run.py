@@ -85,7 +85,6 @@ def train(
     else:
         loop, loaded = prepared(config, since)
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
-        peers.on_first(folder.check_prompts, workdir, loop.parts.task)
         peers.on_first(folder.make, workdir, config, recipe)
         peers.on_first(folder.write_questions, workdir, loop.parts.task)
         try:
