@@ -103,6 +103,30 @@ def test_a_fusion_in_a_fusion_that_slices_reads_the_slice():
     assert hbm.read(hbm.of(nested).call) == hbm.read(hbm.of(text).call)
 
 
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_fusion_in_a_fusion_that_changes_a_shape_alone_hides_no_reader(deep):
+    """The TPU compiler has bitcasts so, of weights and of keys that a product reads."""
+    text = MODULE.replace("CMP", "LT")
+    (cut,) = (line for line in text.splitlines() if line.startswith("  %slice ="))
+    plain = text.replace(cut, "  %slice = bf16[1,128]{1,0} reduce(%d, %zero)")
+    same = (
+        "%same (e: bf16[64,128]) -> bf16[64,128] {\n"
+        "  %e = bf16[64,128]{1,0} parameter(0)\n"
+        "  ROOT %cast = bf16[64,128]{1,0} bitcast(%e)\n}\n\n"
+    )
+    if deep:
+        inner = same.replace("%same", "%inner").replace("%e", "%f")
+        same = inner + same.replace("bitcast(%e)", "fusion(%e), calls=%inner")
+    call = "  %view = bf16[64,128]{1,0} fusion(%d), kind=kLoop, calls=%same\n"
+    nested = plain.replace("  %slice", f"{call}  %slice").replace(
+        "reduce(%d", "reduce(%view"
+    )
+    nested = nested.replace("%cond (p", f"{same}%cond (p")
+    known = hbm.read(hbm.of(plain).call)
+    assert known == 8 * (2 * WEIGHTS + INDEX)
+    assert hbm.read(hbm.of(nested).call) == known
+
+
 def compiled(function, *shapes):
     args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return hbm.of(jax.jit(function).lower(*args).compile().as_text())

@@ -143,18 +143,12 @@ class _Module:
     def _seen(self, name: str, place: int, whole: float) -> Iterator[float]:
         """Yield bytes that each user of a parameter of a fusion reads of it."""
         every = self.instructions(name)
-        names = {
-            one.name
-            for one in every.values()
-            if one.opcode == "parameter" and f"parameter({place})" in one.text
-        }
-        for user in every.values():  # in order: what is used stands in front
+        names = self._same(name, place)
+        for user in every.values():
             for at, operand in enumerate(user.operands):
-                if operand not in names:
+                if operand not in names or user.name in names:
                     continue
-                if user.opcode == "bitcast":
-                    names.add(user.name)
-                elif user.opcode == "fusion":
+                if user.opcode == "fusion":
                     yield from self._seen(_calls(user), at, whole)
                 elif user.opcode in SLICES and at == 0:
                     yield entire(user.type)
@@ -162,6 +156,28 @@ class _Module:
                     yield 0.0
                 else:
                     yield whole
+
+    def _same(self, name: str, place: int) -> set[str]:
+        """Names of a parameter of a fusion, and of what is it under another shape."""
+        found: set[str] = set()
+        for one in self.instructions(name).values():  # what is used stands in front
+            if one.opcode == "parameter":
+                same = f"parameter({place})" in one.text
+            elif one.opcode == "bitcast":
+                same = one.operands[0] in found
+            else:  # a fusion that is one of its operands
+                same = one.opcode == "fusion" and any(
+                    operand in found and self._is_operand(_calls(one), at)
+                    for at, operand in enumerate(one.operands)
+                )
+            if same:
+                found.add(one.name)
+        return found
+
+    def _is_operand(self, name: str, place: int) -> bool:
+        """Whether a fusion makes nothing but an operand, under another shape."""
+        same, every = self._same(name, place), self.instructions(name)
+        return any(one.root and one.name in same for one in every.values())
 
     def _fusion(
         self, name: str, types: list[str], made: str
