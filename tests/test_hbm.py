@@ -89,6 +89,50 @@ def test_a_slice_that_is_copied_to_the_chip_is_all_that_is_read():
     assert hbm.written(more.call) == hbm.written(before.call)
 
 
+@pytest.mark.parametrize(
+    ("line", "read", "written"),
+    [
+        # ((what it reads), what it makes, marks): what is made alone is written
+        (
+            "(bf16[64,128]{1,0}, bf16[64,128]{1,0}, u32[]{:S(2)}, u32[]{:S(2)}) "
+            "collective-permute-start(%w), source_target_pairs={{0,1},{1,0}}",
+            *(WEIGHTS, WEIGHTS),
+        ),
+        (
+            "(bf16[64,128]{1,0}, bf16[256,128]{1,0}) all-gather-start(%w)",
+            *(WEIGHTS, 4 * WEIGHTS),
+        ),
+        (
+            "((bf16[64,128]{1,0}, s32[]), f32[8,128]{1,0}, u32[]{:S(8)}) "
+            "call-start(%w, %i), to_apply=%other",
+            *(WEIGHTS + INDEX, 8 * ROW),
+        ),
+        ("bf16[64,128]{1,0} all-reduce-start(%w), to_apply=%sum", WEIGHTS, WEIGHTS),
+        # of slices and what is put that side alone that is in the device's memory
+        ("bf16[8,128]{1,0:S(1)} slice(%w), slice={[0:8], [0:128]}", 8 * ROW / 2, 0),
+        ("bf16[8,128]{1,0} slice(%near), slice={[0:8], [0:128]}", 0, 8 * ROW / 2),
+        (
+            "bf16[64,128]{1,0:S(1)} dynamic-update-slice(%near, %piece, %i, %i)",
+            *(8 * ROW / 2 + 2 * INDEX, 0),
+        ),
+    ],
+)
+def test_what_starts_and_what_is_cut_moves_what_it_makes_alone(line, read, written):
+    before = hbm.of(MODULE.replace("CMP", "NE"))
+    near = (
+        "  %near = bf16[64,128]{1,0:S(1)} bitcast(%w)\n"
+        "  %piece = bf16[8,128]{1,0} bitcast(%w)\n"
+    )
+    more = hbm.of(
+        MODULE.replace("CMP", "NE").replace(
+            "  %i = s32[] constant(0)\n",
+            f"  %i = s32[] constant(0)\n{near}  %new = {line}\n",
+        )
+    )
+    assert hbm.read(more.call) - hbm.read(before.call) == read
+    assert hbm.written(more.call) - hbm.written(before.call) == written
+
+
 def test_a_fusion_in_a_fusion_that_slices_reads_the_slice():
     """Layers of stacked weights, multiplied where they are cut out."""
     text = MODULE.replace("CMP", "LT")

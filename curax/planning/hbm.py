@@ -121,15 +121,24 @@ class _Module:
         if one.opcode == "fusion":
             reads, made = self._fusion(_calls(one), types, one.type)
         elif one.opcode in SLICES:
-            reads, made = [size(one.type), *map(size, types[1:])], size(one.type)
+            taken = min(size(types[0]), entire(one.type))
+            reads, made = [taken, *map(size, types[1:])], size(one.type)
         elif one.opcode in PUTS:
             reads = [0.0, *map(size, types[1:])]
-            made = size(types[-1] if one.opcode == "scatter" else types[1])
+            put = types[-1] if one.opcode == "scatter" else types[1]
+            made = min(size(one.type), entire(put))
         elif one.opcode == "copy-start":  # (what it makes, what it reads, a mark)
             reads, made = list(map(size, types)), size(_leaves(one.type)[0])
         elif one.opcode == "slice-start":  # ((what it reads), what it makes, a mark)
             whole, made = size(types[0]), size(_leaves(one.type)[1])
             reads = [min(whole, entire(_leaves(one.type)[1]))]
+        elif one.opcode.endswith("-start") and one.opcode != "all-reduce-start":
+            # (what it reads, what it makes, marks)
+            own = sum(len(_leaves(type_)) for type_ in types)
+            reads, made = (
+                list(map(size, types)),
+                sum(map(size, _leaves(one.type)[own:])),
+            )
         else:
             reads, made = list(map(size, types)), size(one.type)
         pairs = [*zip(reads, types, strict=False), (made, one.type)]
