@@ -16,7 +16,8 @@ from outputs import message, refusal
 from benchmarks import plans
 from curax import allocate, plan, score
 from curax.config import ConfigError, Mesh, Pilot, load, override
-from curax.planning import chips, estimate, hlo, planner, table
+from curax.planning import chips, estimate, hbm, hlo, planner, table
+from curax.planning.programs import Compiled
 from curax.runs import cache
 from curax.step import mesh, room
 from curax.types import Rollouts
@@ -74,6 +75,47 @@ def test_collectives_are_counted_as_often_as_their_computation_runs():
     # of two stages the one that moves more, of branches too; three turns; 16 bytes each
     assert found.turn.count == {"all-gather": 1, "collective-permute": 4}
     assert found.turn.received == {"all-gather": 0.75 * 512, "collective-permute": 64}
+
+
+def test_a_turn_is_one_of_a_loop_that_others_run_again_and_again():
+    """As the micro-batches of packed rows, which each mini-batch has."""
+    minibatch = (
+        "%minibatch (x: f32[4]) -> f32[4] {\n"
+        "  %micro = f32[4] while(%x), condition=%some, body=%token\n}\n\n"
+    )
+    outer = "while(%x), condition=%counts, body=%minibatch"
+    text = MODULE.replace("while(%x), condition=%some, body=%token", outer)
+    text = text.replace("ENTRY", f"{minibatch}ENTRY")
+    assert hlo.traffic(text) == hlo.traffic(MODULE)
+
+
+def test_what_an_update_reads_in_turns_is_in_what_it_reads_to_what_is_needed():
+    sizes = ["update.minibatches=2", "update.epochs=3"]
+    sizes.append("update.tokens_per_micro_batch=4")
+    run = planner.traced(override(load(small.FILE), sizes))
+    found = planner.plan(run, chips.topology("cpu:1"), auto=False, compiles=False)
+    work = found.chosen.work["learn"]
+    rows, steps = run.parts.train_rows, run.parts.config.sampling.max_tokens
+    assert work.turns == 3 * rows * steps / 4
+    done = Compiled(
+        name="learn",
+        refusal=None,
+        lower_s=0.0,
+        compile_s=0.0,
+        call=hbm.Moved(read=work.read),
+        turn=hbm.Moved(read=2 * work.read / work.turns),
+    )
+    learn = planner.Program(
+        role="learn",
+        compiled=done,
+        others=0.0,
+        total=0.0,
+        fits=None,
+        seconds={},
+        received=None,
+    )
+    text = table.table("small", replace(found, programs=[[learn]]), compiler=True)
+    assert re.findall(r"times what is needed +(\S+)$", text, re.M) == ["-", "3"]
 
 
 @pytest.mark.parametrize(

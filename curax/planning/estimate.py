@@ -45,7 +45,7 @@ class Work:
             values.
         received: bytes over the links, those of the layout alone.
         turns: of the loop that ends by data, at most: decoding steps, or the
-            micro-batches of an update with rows as long as they may be.
+            micro-batches of all mini-batches with rows as long as they may be.
         memory: bytes by part; parts exist at the same time.
         turn_read: bytes that a decoding step has to read where all rings are full: the
             weights, keys and values, and the prefixes in use, once.
@@ -370,7 +370,7 @@ def learn(
         + 5 * shard
         + passes * 10.0 * (tokens + prompts) * sizes.layers * inner,
         received=passes * received,
-        turns=micro,
+        turns=passes * how.minibatches * micro,
         memory={
             "gradients": 2.0 * trained,
             "weights as they are read": sizes.products * cast / tensor / cut.fsdp,

@@ -4,7 +4,8 @@ The text is that of an HLO module after partitioning: shapes are those of one de
 An operation is counted as often as the computation runs that holds it: bodies of loops
 by the number in their condition, of branches the one that moves most. A loop without
 such a number ends by data: the decoding loop, or its stages, of which the one that
-moves most in a turn counts.
+moves most in a turn counts. Where others hold it and it runs several times, as the
+micro-batches of each mini-batch, a turn is still one of it.
 """
 
 import math
@@ -206,11 +207,7 @@ class Counted:
 
     call: list[tuple[float, Any]] = field(default_factory=list)
     turn: list[tuple[float, Any]] = field(default_factory=list)
-
-    def add(self, other: "Counted", times: float = 1.0) -> None:
-        """Add what another does, so many times."""
-        self.call += [(times * n, one) for n, one in other.call]
-        self.turn += [(times * n, one) for n, one in other.turn]
+    loops: float = 1.0  # how often that loop runs: `turn` is one turn of each
 
 
 def counted(
@@ -245,33 +242,35 @@ def counted(
     def read(name: str) -> Counted:
         lines = every.get(name, [])
         result = Counted(call=[(1.0, one) for one in found(name, lines)])
-        stages: list[Any] = [[]]  # of open loops: a turn is one of them
+        stages = [Counted()]  # of open loops: a turn is one of them
         for line in lines:
             if " while(" in line:
-                one = loop(line)
-                result.call += one.call
-                stages.append(one.turn)
+                stages.append(loop(line))
             elif " conditional(" in line:
                 branches = [of(branch) for branch in called(line)]
                 most = max(branches, key=lambda b: whole(b.call + b.turn), default=None)
-                result.add(most or Counted())
+                stages.append(most or Counted())
             elif fused or " call(" in line:
-                for inner in called(line):
-                    result.add(of(inner))
-        result.turn += max(stages, key=whole)
+                stages += map(of, called(line))
+        result.call += [thing for one in stages for thing in one.call]
+        most = max(stages, key=lambda one: whole(one.turn) / one.loops)
+        result.turn, result.loops = most.turn, most.loops
         return result
 
     def loop(line: str) -> Counted:
         (body,) = re.findall(r"body=%?([\w.\-]+)", line)
         inside, times = of(body), turns(every, line)
-        result = Counted()
         if times is None:
-            result.turn = inside.call + inside.turn
-        else:
-            result.add(inside, times)
-        return result
+            return Counted(turn=inside.call + inside.turn)
+        return Counted(
+            call=[(times * n, one) for n, one in inside.call],
+            turn=[(times * n, one) for n, one in inside.turn],
+            loops=max(times, 1) * inside.loops,
+        )
 
-    return of(entry(text))
+    done = of(entry(text))
+    turn = [(n / done.loops, one) for n, one in done.turn]
+    return Counted(call=done.call, turn=turn)
 
 
 def turns(every: dict[str, list[str]], line: str) -> int | None:

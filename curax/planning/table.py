@@ -127,7 +127,8 @@ def _times(program: Program, one: Layout, when: str) -> str:
     if when == "turn":
         return digits(done.turn.read / work.turn_read if work.turn_read else math.nan)
     whole = not work.turn_read and work.read
-    return digits(done.call.read / whole if whole else math.nan)
+    read = done.call.read + work.turns * done.turn.read
+    return digits(read / whole if whole else math.nan)
 
 
 def _counts(done: Any) -> dict[str, str]:
