@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         data = json_bytes(given | table.page(found))
         files = {"plan.json": data, "plan.txt": f"{text}\n".encode()}
         print(f"{text}\n{keep(args.out, files)}")
-    return 1 if found.chosen.fits is False or found.best is None else 0
+    return 1 if found.best is None else 0
 
 
 def no_mesh(config: Config) -> bool:

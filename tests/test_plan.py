@@ -89,6 +89,20 @@ def test_a_turn_is_one_of_a_loop_that_others_run_again_and_again():
     assert hlo.traffic(text) == hlo.traffic(MODULE)
 
 
+def reported(fits=None, **sizes):
+    """A compiled update, of these sizes."""
+    done = Compiled(name="learn", refusal=None, lower_s=0.0, compile_s=0.0, **sizes)
+    return planner.Program(
+        role="learn",
+        compiled=done,
+        others=0.0,
+        total=0.0,
+        fits=fits,
+        seconds={},
+        received=None,
+    )
+
+
 def test_what_an_update_reads_in_turns_is_in_what_it_reads_to_what_is_needed():
     sizes = ["update.minibatches=2", "update.epochs=3"]
     sizes.append("update.tokens_per_micro_batch=4")
@@ -97,23 +111,8 @@ def test_what_an_update_reads_in_turns_is_in_what_it_reads_to_what_is_needed():
     work = found.chosen.work["learn"]
     rows, steps = run.parts.train_rows, run.parts.config.sampling.max_tokens
     assert work.turns == 3 * rows * steps / 4
-    done = Compiled(
-        name="learn",
-        refusal=None,
-        lower_s=0.0,
-        compile_s=0.0,
-        call=hbm.Moved(read=work.read),
-        turn=hbm.Moved(read=2 * work.read / work.turns),
-    )
-    learn = planner.Program(
-        role="learn",
-        compiled=done,
-        others=0.0,
-        total=0.0,
-        fits=None,
-        seconds={},
-        received=None,
-    )
+    call = hbm.Moved(read=work.read)
+    learn = reported(call=call, turn=hbm.Moved(read=2 * work.read / work.turns))
     text = table.table("small", replace(found, programs=[[learn]]), compiler=True)
     assert re.findall(r"times what is needed +(\S+)$", text, re.M) == ["-", "3"]
 
@@ -188,6 +187,26 @@ def test_without_a_mesh_all_that_divide_are_ranked_and_nothing_is_compiled(
     out = capsys.readouterr().out
     assert "fits 16 GiB per chip, by an estimate" in out
     assert (tmp_path / "plan" / "plan.txt").read_text() in out + "\n"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_the_compiler_says_is_the_status_whatever_was_estimated(
+    fits, tmp_path, monkeypatch, capsys
+):
+    little = replace(chips.CHIPS["v5e"], memory_bytes=1.0)
+    monkeypatch.setitem(chips.CHIPS, "v5e", little)
+    args = ["--topology", "v5e:1x1", "--set", "mesh.data=1"]
+    assert planned(tmp_path, *args, "--cheap")[0] == 1
+    for module, name, value in (
+        (chips, "has_compiler", lambda place: True),
+        (chips, "devices", lambda place: []),
+        (planner, "_programs", lambda *args: [reported(fits)]),
+    ):
+        monkeypatch.setattr(module, name, value)
+    capsys.readouterr()
+    assert planned(tmp_path, *args)[0] == (0 if fits else 1)
+    said = "fits 0 GiB per chip, compiled" if fits else "it does not fit"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.long
