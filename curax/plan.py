@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     """Exit status: 0 it fits, 1 it does not, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
     path, place = Path(recipe := recipe_of(args)), chips.topology(args.topology)
-    prepare(place)
+    prepare(place, compiles=not args.cheap)
     name = recipe_name(path)
     config = override(load(path), args.assignments)
     with made_folder(args.out):
@@ -93,8 +93,8 @@ def no_mesh(config: Config) -> bool:
     return all(getattr(config.mesh, axis) == getattr(Mesh(), axis) for axis in AXES)
 
 
-def prepare(place) -> None:
-    """Set what JAX reads when it starts: no accelerator, as many CPU devices."""
+def prepare(place, *, compiles: bool = True) -> None:
+    """Set what JAX reads when it starts: no accelerator, CPU devices to compile for."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # The compiler may be loaded beside another one, and looks for no TPU here.
     for name, value in (
@@ -109,7 +109,7 @@ def prepare(place) -> None:
     ):
         os.environ.setdefault(name, value)
     flag = "--xla_force_host_platform_device_count"
-    if place.kind == "cpu" and flag not in os.environ.get("XLA_FLAGS", ""):
+    if compiles and place.kind == "cpu" and flag not in os.environ.get("XLA_FLAGS", ""):
         flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}={place.chips}"
         os.environ["XLA_FLAGS"] = flags.strip()
 

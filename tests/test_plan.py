@@ -1,6 +1,7 @@
 """Plans: estimates, compiled programs, and what they say moves between devices."""
 
 import json
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -155,6 +156,15 @@ def test_a_mesh_lies_on_a_slice_if_its_sizes_are_products_of_axes():
     assert not chips.lies_on((1, 8, 8), cube)
     assert not chips.lies_on((2, 8, 4), cube)
     assert chips.lies_on((1, 1, 4), chips.topology("v5p:2x2x1"))
+
+
+def test_devices_of_a_cpu_are_made_where_something_is_compiled_alone(monkeypatch):
+    place = chips.topology("cpu:3")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_some=1")
+    plan.prepare(place, compiles=False)
+    assert os.environ["XLA_FLAGS"] == "--xla_some=1"
+    plan.prepare(place)
+    assert os.environ["XLA_FLAGS"].endswith(" --xla_force_host_platform_device_count=3")
 
 
 def planned(tmp_path, *args):
