@@ -243,6 +243,22 @@ def test_a_run_says_the_cache_that_is_planned():
         assert less.bytes == memory["cache"] + memory["prefix"]
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "slots"),
+    [
+        (small.FILE, ["task.on_device=False", "sampling.chunks=4"], 4),
+        (small.QUICKSTART.with_name("ada_seq_balanced_exact.py"), [], 256),
+    ],
+)
+def test_a_chunk_or_a_round_has_as_many_slots_in_the_plan_as_in_a_run(
+    name, sizes, slots
+):
+    config = override(load(name), sizes)
+    run = planner.traced(replace(config, model=partial(tiny.table)))
+    assert run.sizes.rows == run.parts.rows > slots
+    assert run.sizes.slots == room.cache_size(run.parts, None).slots == slots
+
+
 def test_a_run_says_the_pages_that_its_slots_share():
     config = override(load(small.FILE), ["sampling.slots=6", "sampling.max_tokens=16"])
     whole = room.cache_size(planner.traced(config).parts, None)

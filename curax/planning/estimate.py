@@ -129,7 +129,7 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         contexts=contexts.tokens.shape[0],
         prompt=contexts.tokens.shape[1],
         rows=parts.rows,
-        slots=min(sizes.slots or parts.rows, parts.rows),
+        slots=room.wanted_slots(parts),
         bound=cache_bytes(parts.config),
         trained=parts.train_rows,
         steps=sizes.max_tokens,

@@ -52,9 +52,6 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     token = cache_sizes.token_bytes(
         prefix.cache, asked, lambda heads: tensor if heads % tensor == 0 else 1
     )
-    rows = parts.rows // sizes.chunks
-    if stop := parts.config.stop:  # more are never open at a time
-        rows = min(rows, sizes.prompts * stop.round_size)
     contexts, prompt = drawn_contexts(parts, sizes.prompts, prompt)
     where = cache_sizes.Places(
         contexts=contexts,
@@ -62,7 +59,7 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
         steps=sizes.max_tokens,
         shards=cut.get("data", 1) * cut.get("fsdp", 1),
     )
-    most = min(sizes.slots or rows, rows)
+    most = wanted_slots(parts)
     page = model.paged(sizes.max_tokens) if model.paged else 0
     bound = cache_bytes(parts.config)
     found = where.room(most, bound=bound, token=token, page=page)
@@ -78,6 +75,15 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
         contexts=contexts,
         prompt=prompt,
     )
+
+
+def wanted_slots(parts: Components) -> int:
+    """K of a draw without a bound: a chunk, or a round, has no more rows open."""
+    sizes = parts.config.sampling
+    rows = parts.rows // sizes.chunks
+    if stop := parts.config.stop:
+        rows = min(rows, sizes.prompts * stop.round_size)
+    return min(sizes.slots or rows, rows)
 
 
 def drawn_contexts(parts: Components, contexts: int, prompt: int) -> tuple[int, int]:
