@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import small
 import tiny
+from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh
 from outputs import message, refusal
 
@@ -339,6 +340,37 @@ def test_what_methods_compute_with_parameters_is_planned_by_its_use(name, calls)
     for call in drawn:
         tokens = calls[call] * config.sampling.max_tokens
         assert layout.work[call].memory["completions"] == 6 * 4 * tokens
+
+
+def test_what_is_not_trained_has_no_gradient_in_the_plan():
+    """Base matrices of adapters: no products for it, none of it received."""
+    args = ["model.lora_rank=2", "mesh.fsdp=2", "update.micro_batches=1"]
+    run = planner.traced(override(load(small.FILE), args))
+    sizes, (params, base) = run.sizes, (run.state.params, run.state.frozen)
+    assert sizes.learned == entries_of(params) < sizes.products
+    assert sizes.products == entries_of(params) + entries_of(base)
+    (one,) = planner.plan(
+        run, chips.topology("v5e:2x1"), auto=False, compiles=False
+    ).layouts
+    cut = estimate.Cut(rows=2, fsdp=2, data=1, tensor=1, heads=1)
+    trains_all = replace(run.parts, model=replace(run.parts.model, trained=None))
+    every = replace(sizes, learned=sizes.products)
+    learn = estimate.learn(trains_all, every, cut, one.state, in_pieces=True)
+    head, base_size = sizes.vocab * sizes.width, sizes.products - sizes.learned
+    tokens = sizes.trained * sizes.steps // 2
+    prompts = sizes.contexts * sizes.prompt // 2
+    less = 2 * tokens * (base_size + head) + 2 * prompts * base_size
+    assert learn.flops - one.work["learn"].flops == less
+    times = 2 * run.parts.config.update.minibatches  # of one micro-batch each
+    scattered = times * (base_size + head) * 4 / 2
+    assert learn.received - one.work["learn"].received == scattered
+    assert one.work["learn"].read < learn.read
+
+
+def entries_of(params):
+    """Entries of the matrices of layers."""
+    flat = flatten_dict(params)
+    return sum(x.size for path, x in flat.items() if "layers" in path and x.ndim > 1)
 
 
 def test_kept_sets_are_in_the_plan_of_what_draws_and_of_what_learns():

@@ -79,6 +79,7 @@ class Shapes:
     keys: int  # entries of the keys of a token, all heads of a layer
     kv_heads: int
     products: int  # entries of all matrices of layers, that each token is multiplied by
+    learned: int  # of these, entries that are trained
     inner: int  # entries that a layer makes of a token
     item: int  # bytes of an entry in computing
     contexts: int  # C
@@ -106,6 +107,7 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
     kv = caches[0][0].shape if caches else (0, 0, 0, 0)
     layers, products, inner, query = max(len(caches), 1), 0, 0, 0
     leaves: dict[Any, Any] = dict(flatten_dict(params))
+    trained, learned = set(flatten_dict(state.params)), 0
     for path, leaf in leaves.items():
         if path[0] != "layers":
             continue
@@ -113,6 +115,7 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         own = leaf.shape[1:] if stacked else leaf.shape
         if len(own) > 1:  # a matrix, not a norm or a bias
             products += math.prod(leaf.shape)
+            learned += math.prod(leaf.shape) if path in trained else 0
             inner += own[-1] * (layers if stacked else 1)
             query = own[-1] if "q" in path else query
     sizes = parts.config.sampling
@@ -124,6 +127,7 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         keys=kv[1] * kv[3],
         kv_heads=kv[1],
         products=products,
+        learned=learned,
         inner=inner // layers,
         item=jnp.dtype(head.dtype).itemsize,
         contexts=contexts.tokens.shape[0],
@@ -302,22 +306,26 @@ def learn(
 
     With `in_pieces` logits are those of a piece of the vocabulary, as on TPUs.
 
-    Forward 2, backward 4 operations per entry and token, and 2 more where `model.remat`
-    recomputes everything, those of attention with dots too; the contexts besides,
-    without a head, twice forward.
+    Forward 2, backward 4 operations per entry and token, 2 of an entry that is not
+    trained, and 2 more where `model.remat` recomputes everything, those of attention
+    with dots too; the contexts besides, without a head, twice forward.
     """
     how, tensor = parts.config.update, cut.tensor
     passes = how.epochs
     again = recomputed(declared_option(parts.config.model, "recomputes", False))
     remat = again == "everything"
     head, factor = sizes.vocab * sizes.width, 8.0 if remat else 6.0
+    full = parts.model.trained is None  # all is trained, the head too
+    learned = sizes.learned + (head if full else 0)
     rows = cut.share(sizes.trained)
     tokens, prompts = rows * sizes.steps, cut.share(sizes.contexts) * sizes.prompt
     keys = sizes.prompt + sizes.steps / 2
     flops = factor * tokens * (sizes.products + head)
+    flops -= 2.0 * tokens * (sizes.products + head - learned)
     attention = rows * attention_flops(sizes, sizes.steps, keys)
     flops += (3.0 if again == "none" else 4.0) * attention
     flops += (factor + 2) * prompts * sizes.products
+    flops -= 2.0 * prompts * (sizes.products - sizes.learned)
     micro = how.micro_batches
     if how.tokens_per_micro_batch:  # of each shard of the rows
         micro = math.ceil(tokens / how.minibatches / how.tokens_per_micro_batch)
@@ -327,8 +335,10 @@ def learn(
     gathers, times = 3 if remat else 2, parts_of + how.minibatches
     apart = (cut.fsdp - 1) / cut.fsdp
     received = times * gathers * matrices * apart  # weights, for each micro-batch
-    received += times * apart * (sizes.products + head) * FLOAT32 / tensor
-    shard = state["parameters"]
+    received += times * apart * learned * FLOAT32 / tensor
+    shard = state["parameters"]  # of a chip, those that are trained
+    if not full:
+        shard = learned * FLOAT32 / tensor / cut.fsdp
     received += times * 2 * (cut.data - 1) / cut.data * shard
     sums = 2 * (tensor - 1) / tensor * sizes.width * sizes.item
     received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
@@ -360,7 +370,7 @@ def learn(
     # these lie with their rows; where rows lie on several shards of it, each
     # micro-batch gives them anew.
     sums_held = HELD_OF_SUMS * ((1 if at_home else cut.data) + (cut.fsdp > 1))
-    trained = state["parameters"] if parts.model.trained is None else 0.0
+    trained = shard if full else 0.0
     cast = sizes.item if trained and sizes.item < FLOAT32 else 0
     # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
     of_head = 2 * FLOAT32 if trained else sizes.item * (cut.fsdp > 1)
