@@ -25,6 +25,7 @@ from curax import advantage, compare, loss
 from curax.comparison import analysis, comparison, programs, runner
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError, override
+from curax.models import pretrained
 from curax.step import loops
 from curax.step.build import build
 
@@ -223,6 +224,41 @@ def test_another_experiment_is_refused_and_arms_may_be_added(whole):
     ):
         with pytest.raises(experiments.ConfigError, match=said):
             check(changed, experiments.arms(changed))
+
+
+def test_arms_from_other_weights_are_not_added(tmp_path):
+    folder, workdir = tmp_path / "model", tmp_path / "runs"
+    for path in (folder, workdir):
+        path.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    model = partial(pretrained.model, path=str(folder))
+    own = replace(tiny_experiment.small.get_config(), model=model)
+    experiment = experiments.Experiment(recipes={"own": own}, updates=1, steps=1)
+    arms = experiments.arms(experiment)
+    about = runner.about(experiment, arms)
+    (workdir / "experiment.json").write_text(json.dumps(about))
+    runner.check(workdir, experiment, arms)
+    (folder / "model.safetensors").write_bytes(b"others!")
+    with pytest.raises(ConfigError, match="of own from another checkpoint than model"):
+        runner.check(workdir, experiment, arms)
+    (workdir / "experiment.json").write_text(json.dumps(about | {"weights": {}}))
+    runner.check(workdir, experiment, arms)  # of an earlier curax
+
+
+def test_arms_whose_questions_are_asked_otherwise_are_not_added(tmp_path, monkeypatch):
+    folder = shutil.copytree(words.folder(), tmp_path / "words")
+    path = tmp_path / "files.py"
+    path.write_text(OF_FILES.format(folder=folder))
+    experiment = experiments.load_experiment(path)
+    arms = experiments.arms(experiment)
+    about = runner.about(experiment, arms)
+    (tmp_path / "experiment.json").write_text(json.dumps(about))
+    file = folder / "tokenizer" / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("assistant", "user"))
+    monkeypatch.setattr(programs, "_tasks", {})  # as another process
+    with pytest.raises(ConfigError, match="another tokenizer or chat template asked"):
+        runner.check(tmp_path, experiment, arms)
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "cost.json", "arms"])
@@ -575,7 +611,10 @@ def test_a_comparison_does_not_go_on_with_another_file(tmp_path, monkeypatch):
     template.write_text("{{ messages[0].content }} is")
     monkeypatch.setattr(programs, "_tasks", {})
     said = refusal(compare.main, *how)
-    assert "holds runs of plain by other prompts of its questions than those" in said
+    assert (
+        "holds runs of plain whose questions another tokenizer or chat template asked"
+        in said
+    )
     file.unlink()
     monkeypatch.setattr(programs, "_tasks", {})
     said = refusal(compare.main, *how)

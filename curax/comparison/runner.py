@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,9 +38,10 @@ from curax.comparison.programs import Sweep
 from curax.config import Config, ConfigError
 from curax.runs import checkpoint, folder, reading
 from curax.runs.progress import Progress
-from curax.settings import files
+from curax.settings import errors, files
 from curax.settings.cli import write_file
 from curax.settings.config_paths import changes, describe
+from curax.settings.sizes import checkpoint_of
 from curax.step import loops
 from curax.step.build import build
 
@@ -47,8 +49,13 @@ ABOUT, COST = "experiment.json", "cost.json"
 ARMS, WARM, RUNNING = "arms", "warm", "checkpoints"
 SAVE_S = 5.0  # seconds between two checkpoints of a warm start
 TIMED = 5  # steps that are timed, stage by stage
-TOLD = {"read": "on other questions", "asked": "by other prompts of its questions"}
 MOST = 8  # times as many steps, where none trains a token
+# Digests of what an arm reads, and what runs have been where one has changed.
+READ = {
+    "read": "on other questions than those of its task now",
+    "asked": "whose questions another tokenizer or chat template asked",
+    "weights": "from another checkpoint than model.path holds now",
+}
 
 
 def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
@@ -80,28 +87,27 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
                 f"--workdir {workdir} holds runs of {name} with {setting}={was}, and "
                 f"it is {new} now; {fix}"
             )
-        for what, told in TOLD.items():
-            if old.get(what, {}).get(name, now[what][name]) != now[what][name]:
+        for kind, said in READ.items():
+            own = now[kind][name]
+            if old.get(kind, {}).get(name, own) != own:
                 raise ConfigError(
-                    f"--workdir {workdir} holds runs of {name} {told} than those of "
-                    f"its task now; {fix}"
+                    f"--workdir {workdir} holds runs of {name} {said}; {fix}"
                 )
 
 
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
-    """Budget, configs and digests of the questions that histories follow from.
-
-    And of the prompts that are made of these, of each arm.
-    """
+    """Budget, configs and digests of the files that histories follow from."""
     every = (*arms, *trials(experiment, arms))
+    weights = cache(folder.weights_mark)  # those of a checkpoint are read once
+    found: dict[str, Any] = {kind: {} for kind in READ}
+    for arm in every:
+        task, path = programs.task_inside(arm.config), checkpoint_of(arm.config)
+        found["read"][arm.name] = task.fingerprint
+        found["asked"][arm.name] = folder.asked(task)
+        with errors.config_errors(arm.config):
+            found["weights"][arm.name] = weights(path) if path else 0
     described = {arm.name: describe(arm.config) for arm in every}
-    tasks = {arm.name: programs.task_inside(arm.config) for arm in every}
-    return {
-        "budget": budget(experiment),
-        "arms": described,
-        "read": {name: task.fingerprint for name, task in tasks.items()},
-        "asked": {name: folder.asked(task) for name, task in tasks.items()},
-    }
+    return {"budget": budget(experiment), "arms": described} | found
 
 
 def finished(workdir: Path) -> dict[str, Any]:

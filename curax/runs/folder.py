@@ -34,6 +34,7 @@ from curax.settings import files
 from curax.settings.cli import recipe_name, write_whole, written_to
 from curax.settings.config_paths import Place, changes, describe, flat
 from curax.settings.config_types import HubName, metadata
+from curax.tasks import records
 from curax.types import Task
 
 CONFIG, RECIPE = "config.json", "recipe.json"
@@ -288,6 +289,17 @@ def asked(task: Task) -> int:
     rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.mask), strict=True)
     texts = [tokens[mask].astype("<i4").tobytes() for tokens, mask in rows]
     return zlib.crc32(b"|".join(texts))
+
+
+def weights_mark(path: str) -> int:
+    """Checksum of a checkpoint, by its folder or its name on the hub.
+
+    Raises:
+        ValueError: it cannot be found.
+    """
+    there = hub.checkpoint(path)
+    weights = sorted(there.glob("*.safetensors"))
+    return records.checksum_of([there / "config.json", *weights])
 
 
 def write_questions(workdir: Path, task: Task) -> None:

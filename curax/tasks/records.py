@@ -49,7 +49,10 @@ class Records:
             parts: the number of records of each part, and a function that reads them.
         """
         self.name, self._files, self._parts = name, [*files], parts
-        self._written, self._checksum = _last_written(self._files), _crc(self._files)
+        self._written, self._checksum = (
+            _last_written(self._files),
+            checksum_of(self._files),
+        )
 
     def __len__(self) -> int:
         return sum(count for count, _ in self._parts)
@@ -70,7 +73,7 @@ class Records:
         before, self._written = self._written, _last_written(self._files)
         if self._written == before:
             return False
-        known, self._checksum = self._checksum, _crc(self._files)
+        known, self._checksum = self._checksum, checksum_of(self._files)
         return self._checksum != known
 
 
@@ -84,7 +87,7 @@ def _last_written(files: Sequence[Path]) -> list[tuple[Path, int, int]]:
     return found
 
 
-def _crc(files: Sequence[Path]) -> int:
+def checksum_of(files: Sequence[Path]) -> int:
     """Checksum of the bytes of the files that are there."""
     checksum = 0
     for path in files:
