@@ -134,6 +134,15 @@ def test_a_run_is_on_the_line_between_its_evaluations_and_nowhere_else():
     assert (seen.time.tolist(), seen.reached.tolist()) == ([20, 30], [True, False])
 
 
+def test_the_way_to_a_place_at_which_a_run_stands_still_is_that_of_its_curve():
+    spent = np.array([[0.0], [4], [4], [4]])  # the last updates were skipped
+    rate = np.array([[0.0], [0.5], [0.25], [1.0]])
+    close(statistics.average(spent, rate, 4.0), [0.25])
+    close(
+        statistics.average(np.append(spent, [[8]], 0), rate[[0, 1, 2, 3, 0]], 4), 0.25
+    )
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=9))
 def test_runs_that_end_before_are_censored(runs):
     """Kaplan and Meier's product over times, runs that end at one wait until it."""

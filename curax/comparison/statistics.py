@@ -234,7 +234,7 @@ def average(spent: np.ndarray, values: np.ndarray, place: float) -> np.ndarray:
     ends = at(spent, values, place)
     found = []
     for x, y, end in zip(spent.T, values.T, ends, strict=True):
-        inside = x < place
+        inside = x <= place  # several are at the place where a run stands still
         xs, ys = np.append(x[inside], place), np.append(y[inside], end)
         found.append(np.trapezoid(ys, xs) / place)
     return np.array(found)
