@@ -581,6 +581,7 @@ def test_a_truncated_checkpoint_is_told_and_the_one_before_it_used(tmp_path, who
         rf"from step 4; it is kept as {aside}\.\n",
         out,
     )
+    assert "generated, the last 4 steps in " in out
     assert aside.is_dir()
     assert call(other, "steps=8", resume=True)[0] == 0
     assert_same_run(workdir, other, step=8)

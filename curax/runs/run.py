@@ -88,7 +88,8 @@ def train(
         peers.on_first(folder.make, workdir, config, recipe)
         peers.on_first(folder.write_questions, workdir, loop.parts.task)
         try:
-            stopped = Run(loop, workdir, loaded, profile=profile).run()
+            made = Run(loop, workdir, loaded, profile=profile)
+            stopped = made.run()
         except (RunError, checkpoint.NotSavedError) as error:
             peers.settle()
             print(f"curax.train: {error}", file=sys.stderr)
@@ -96,8 +97,8 @@ def train(
         if stopped is not None:
             say(f"Stopped; to go on: {command}")
             return 128 + stopped
-        more = reading.plural(config.steps - (since or 0), "step")
-        steps = f", the last {more}" if since else ""
+        more = reading.plural(config.steps - made.since, "step")
+        steps = f", the last {more}" if made.since else ""
         took = f"{steps} in {reading.duration_text(time.monotonic() - start)}"
     return ending.write_report(config, workdir, took) if peers.is_first() else 0
 
@@ -260,6 +261,7 @@ class Run:
             Path(programs) if programs else None, describe(self._config)
         )
         self._signal: int | None = None  # that all processes have agreed to stop at
+        self.since = 0  # step that this process went on from
 
     def run(self) -> int | None:
         """Train to the last step or a signal.
@@ -293,7 +295,8 @@ class Run:
                 if peers.is_first():
                     done = self._workdir / folder.WARM_CHECKPOINTS
                     shutil.rmtree(done, ignore_errors=True)
-                complete = self._train(state, found.step if found else 0)
+                self.since = found.step if found else 0
+                complete = self._train(state, self.since)
         return None if complete else self._stopping()
 
     def _on_signal(self, urged: bool) -> None:
