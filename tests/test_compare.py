@@ -1,5 +1,6 @@
 """The command: programs side by side, a comparison that was killed, bad input."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -259,6 +260,25 @@ def test_arms_whose_questions_are_asked_otherwise_are_not_added(tmp_path, monkey
     monkeypatch.setattr(programs, "_tasks", {})  # as another process
     with pytest.raises(ConfigError, match="another tokenizer or chat template asked"):
         runner.check(tmp_path, experiment, arms)
+
+
+def test_arms_are_not_added_by_another_grader(tmp_path, monkeypatch):
+    grader, path = tmp_path / "own_grader.py", tmp_path / "files.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    grade = "def grade(prompt, completion, answer):\n    return {}\n"
+    text = OF_FILES.format(folder=words.folder())
+    for file, name in ((grader, "own_grader.grade"), (path, "grade")):
+        grader.write_text(grade.format(0.0))
+        own = text.replace("graders.numbers", name)
+        path.write_text(grade.format(0.0) + "import own_grader\n" + own)
+        experiment = experiments.load_experiment(path)
+        arms = experiments.arms(experiment)
+        about = runner.about(experiment, arms)
+        (tmp_path / "experiment.json").write_text(json.dumps(about))
+        file.write_text(file.read_text().replace("0.0", "1.0"))
+        refused = pytest.raises(ConfigError, match="plain by another content of the f")
+        with refused if file is grader else contextlib.nullcontext():
+            runner.check(tmp_path, experiment, arms)
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "cost.json", "arms"])

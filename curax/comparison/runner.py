@@ -55,6 +55,7 @@ READ = {
     "read": "on other questions than those of its task now",
     "asked": "whose questions another tokenizer or chat template asked",
     "weights": "from another checkpoint than model.path holds now",
+    "grader": "by another content of the file of its grader",
 }
 
 
@@ -106,6 +107,7 @@ def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
         found["asked"][arm.name] = folder.asked(task)
         with errors.config_errors(arm.config):
             found["weights"][arm.name] = weights(path) if path else 0
+        found["grader"][arm.name] = folder.grader_mark(arm.config)
     described = {arm.name: describe(arm.config) for arm in every}
     return {"budget": budget(experiment), "arms": described} | found
 

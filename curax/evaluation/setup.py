@@ -302,10 +302,8 @@ def _file_questions(
 
 def _code(served: Callable[..., Any], service: serve.Service) -> dict[str, Any]:
     """Hash of the file of a grader or an environment that is not of curax."""
-    source = serve.source_of(served, service)
-    if not source.code or source.path.startswith(errors.PACKAGE):
-        return {}
-    return {"code": zlib.crc32(source.code)}
+    mark = folder.code_mark(served, service)
+    return {"code": mark} if mark else {}
 
 
 def _code_of_environment(task: Callable[..., Task]) -> dict[str, Any]:

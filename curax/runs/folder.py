@@ -30,12 +30,20 @@ from curax.runs.rows import (
     whole_rows,
     write_errors,
 )
-from curax.settings import files
+from curax.settings import errors, files
 from curax.settings.cli import recipe_name, write_whole, written_to
-from curax.settings.config_paths import Place, changes, describe, flat
+from curax.settings.config_paths import (
+    Place,
+    changes,
+    describe,
+    flat,
+    option,
+    unbound,
+)
 from curax.settings.config_types import HubName, metadata
-from curax.tasks import records
+from curax.tasks import file_task, records
 from curax.types import Task
+from curax.verify import graders, serve
 
 CONFIG, RECIPE = "config.json", "recipe.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
@@ -300,6 +308,33 @@ def weights_mark(path: str) -> int:
     there = hub.checkpoint(path)
     weights = sorted(there.glob("*.safetensors"))
     return records.checksum_of([there / "config.json", *weights])
+
+
+def grader_mark(config: Config) -> int:
+    """Checksum of the file of the grader of a task of files; 0: of curax, or none.
+
+    A file with a whole experiment says nothing of its grader: arms are added there.
+    """
+    if unbound(config.task) is not file_task.task:
+        return 0
+    grader = graders.outcome_of(option(config.task, "grader"))
+    if "get_experiment" in getattr(unbound(grader), "__globals__", {}):
+        return 0
+    try:
+        return code_mark(grader, serve.GRADER)
+    except ValueError:  # it has none
+        return 0
+
+
+def code_mark(served: Callable[..., Any], service: serve.Service) -> int:
+    """Checksum of the file of a grader or an environment; 0: it is of curax.
+
+    Raises:
+        ValueError: as `serve.source_of`.
+    """
+    source = serve.source_of(served, service)
+    own = source.path.startswith(errors.PACKAGE)
+    return 0 if own else zlib.crc32(source.code)
 
 
 def write_questions(workdir: Path, task: Task) -> None:
