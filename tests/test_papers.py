@@ -187,52 +187,66 @@ def test_shuffled_rewards_say_nothing_of_their_completions():
 
 
 def test_own_answers_pay_for_their_thoughts_alone():
-    """A reward is the mean log-prob behind the thought; only the thought has credit."""
+    """Rewards are as written naively; nothing but the thought has credit."""
     rng = np.random.default_rng(0)
-    n, width, delimiter = 40, 9, (7, 8)
+    n, width, delimiter = 80, 4, (7, 8)
     length = rng.integers(0, width + 1, n)
+    tokens = rng.choice([6, 7, 8], (n, width), p=(0.2, 0.4, 0.4))
+    tokens[:70, :2] = delimiter  # short thoughts, and answers that others have too
     rows = SimpleNamespace(
-        tokens=jnp.asarray(rng.choice([6, 7, 8], (n, width), p=(0.2, 0.4, 0.4))),
+        tokens=jnp.asarray(tokens),
         mask=jnp.asarray(np.arange(width) < length[:, None]),
         logp_policy=jnp.log(rng.random((n, width), np.float32)),
         exists=jnp.asarray(rng.random(n) < 0.8),
+        prompt=jnp.asarray(rng.integers(0, 2, n)),
     )
+    ends = [
+        test_reflected.thought_of(*pair, delimiter)
+        for pair in zip(tokens, np.asarray(rows.mask), strict=True)
+    ]
+    said = [
+        (int(rows.prompt[i]), tokens[i, end : length[i]].tolist())
+        if end and end < length[i] and rows.exists[i]
+        else None
+        for i, end in enumerate(ends)
+    ]
     parts = SimpleNamespace(task=SimpleNamespace(delimiter=delimiter))
-    outcome, reward, thought = own_answer.score(parts, rows)
-    seen = {"none": 0, "empty": 0, "some": 0}
-    for i in range(n):
-        mine = test_reflected.thought_of(rows.tokens[i], rows.mask[i], delimiter)
-        assert thought[i] == (mine or 0)
-        answer = rows.logp_policy[i, mine or 0 : length[i]]
-        seen["some" if mine and len(answer) else "empty" if mine else "none"] += 1
-        if mine and len(answer) and rows.exists[i]:
-            np.testing.assert_allclose(reward[i], answer.mean(), rtol=1e-5)
-            np.testing.assert_allclose(outcome[i], np.exp(answer.mean()), rtol=1e-5)
-        else:
-            assert np.isnan(outcome[i])
-    assert min(seen.values()) > 2, seen
-    every = TrainRows(row=jnp.arange(n), place=jnp.arange(n), used=jnp.ones(n, bool))
-    found = {own_answer.NAME: thought}
+    found = own_answer.certain(parts, rows), own_answer.agreed(parts, rows)
+    for i, own in enumerate(said):
+        assert found[0][2][i] == found[1][2][i] == (ends[i] or 0)
+        if own is None:
+            assert np.isnan([outcome[i] for outcome, *_ in found]).all()
+            continue
+        mean = rows.logp_policy[i, ends[i] : length[i]].mean()
+        group = [x for j, x in enumerate(said) if j != i and x and x[0] == own[0]]
+        share = group.count(own) / max(1, len(group))
+        rewards = [reward[i] for _, reward, _ in found]
+        np.testing.assert_allclose(rewards, [mean, share], rtol=1e-5)
+        outcomes = [outcome[i] for outcome, *_ in found]
+        np.testing.assert_allclose(outcomes, [np.exp(mean), share], rtol=1e-5)
+    assert sum(x is None for x in said) > 5
+    assert len({*map(str, found[1][0].tolist())}) > 4
+    thought = found[0][2]
     trains = Selection(
-        drawn=SimpleNamespace(rollouts=rows, found=found),
+        drawn=SimpleNamespace(rollouts=rows, found={own_answer.NAME: thought}),
         given=None,
-        rows=every,
+        rows=TrainRows(row=jnp.arange(n), place=jnp.arange(n), used=jnp.ones(n, bool)),
         of_tokens=jnp.full((n, width), 2.0),
     )
-    drive, state = drivers.Traced(), None
-    got = own_answer.credit(drive, parts, state, trains).of_tokens
-    np.testing.assert_array_equal(
-        got, np.where(np.arange(width) < np.asarray(thought)[:, None], 2.0, 0.0)
-    )
+    got = own_answer.credit(drivers.Traced(), parts, None, trains).of_tokens
+    inside = np.arange(width) < np.asarray(thought)[:, None]
+    np.testing.assert_array_equal(got, np.where(inside, 2.0, 0.0))
 
 
 def test_own_answers_are_a_method_of_a_step():
     config = shrunk(load("dro"))
-    config = replace(config, reflection=None, methods=(own_answer.method,))
-    parts = build(config)
-    state = states.begin(parts, tiny.warm(parts.model))
-    _, (row, _) = jax.eval_shape(partial(step, drivers.Traced(), parts), state)
-    assert {"loss/mean", "gradient/norm"} <= set(row)
+    agreed = partial(own_answer.method, score=own_answer.agreed)
+    for method in (own_answer.method, agreed):
+        config = replace(config, reflection=None, methods=(method,))
+        parts = build(config)
+        state = states.begin(parts, tiny.warm(parts.model))
+        _, (row, _) = jax.eval_shape(partial(step, drivers.Traced(), parts), state)
+        assert {"loss/mean", "gradient/norm"} <= set(row)
     with pytest.raises(ValueError, match="own_answer needs a delimiter"):
         build(test_configs.shrunk(replace(load("rloo"), methods=config.methods)))
 

@@ -1,10 +1,13 @@
-"""Rewards by the likelihood of a completion's own answer: certainty, right or not.
+"""Rewards by completions' own answers: how likely they were, or how many others agree.
 
-A control beside rewards by references: what pays here is that the answer was likely
-behind its thought, whatever it says.
+Controls beside rewards by references, of which these need none: what pays is that an
+answer was likely behind its thought, or that it is that of others, whatever it says.
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,10 +45,10 @@ def inside(mask: jax.Array, thought: jax.Array) -> jax.Array:
     return jnp.arange(mask.shape[-1])[None] < thought[:, None]
 
 
-def score(
+def certain(
     parts: Components, rollouts: Rollouts
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Outcomes, rewards and lengths of thoughts.
+    """Outcomes, rewards and lengths of thoughts, by how likely answers were.
 
         reward = mean of log pi(answer token) over tokens behind the thought
 
@@ -65,10 +68,38 @@ def score(
     return jnp.where(fine, jnp.exp(reward), jnp.nan), reward, thought
 
 
+def agreed(
+    parts: Components, rollouts: Rollouts
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Outcomes, rewards and lengths of thoughts, by how many others say the same.
+
+        reward = the share of the other answers of the group that are its tokens
+
+    Arguments and what is returned as `certain`, but that outcomes are the rewards.
+    """
+    outcome, _, thought = certain(parts, rollouts)
+    fine, column = ~jnp.isnan(outcome), jnp.arange(rollouts.mask.shape[-1])[None]
+    place = thought[:, None] + column
+    there = place < jnp.sum(rollouts.mask, -1, keepdims=True)
+    last = rollouts.mask.shape[-1] - 1
+    answer = jnp.take_along_axis(rollouts.tokens, jnp.minimum(place, last), -1)
+    answer = jnp.where(there, answer, -1)
+    other = (rollouts.prompt[:, None] == rollouts.prompt[None]) & fine[None]
+    other = other & ~jnp.eye(fine.shape[0], dtype=bool)
+    same = jnp.all(answer[:, None] == answer[None], -1)
+    reward = masked.mean(same.astype(jnp.float32), other)
+    return jnp.where(fine, reward, jnp.nan), reward, thought
+
+
 def grade(
-    drive: Driver, parts: Components, state: TrainState, drawn: Ungraded
+    drive: Driver,
+    parts: Components,
+    state: TrainState,
+    drawn: Ungraded,
+    *,
+    score: Callable[..., Any],
 ) -> Graded:
-    """Outcomes and rewards by the own answer."""
+    """Outcomes and rewards by the own answers, of `certain` or `agreed`."""
     outcome, reward, thought = drive.call(score, parts, drawn.rollouts)
     rollouts = dataclasses.replace(drawn.rollouts, reward=reward)
     return Graded.of(drawn.request, rollouts, outcome, found={NAME: thought})
@@ -83,6 +114,8 @@ def credit(
     return dataclasses.replace(trains, of_tokens=kept)
 
 
-def method() -> Method:
+def method(score: Callable[..., Any] = certain) -> Method:
     """The method, as `methods` of a config names it."""
-    return Method(name=NAME, conflicts=conflicts, grade=grade, credit=credit)
+    return Method(
+        name=NAME, conflicts=conflicts, grade=partial(grade, score=score), credit=credit
+    )
