@@ -3,8 +3,8 @@
 Command:  python -m curax.compare experiments/references_control
 
 `aggregate` of `experiments.references`, and the same with references of other problems,
-with wrong numbers in the own ones, and with rewards of other completions of the group.
-From the start of that page.
+with wrong numbers in the own ones, with rewards of other completions of the group, and
+with how likely the own answer is or how many others agree. From the start of that page.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,12 +25,11 @@ from curax.tasks import word_problems
 from curax.tasks.prompt_format import padded_rows
 from curax.types import Prompts, Task
 from experiments.references import experiment
+from experiments.references_control import own_answer
 from experiments.text.experiment import HOW
 
 RATES = {"1e-4": 1e-4, "3e-4": 3e-4}
 TAKEN = "3e-4"  # by `aggregate` in its own experiment
-OF_BOTH = ("of_others", "permuted")  # controls at both rates
-LATER = ("wrong_number", "shuffled")  # controls at that rate alone
 BEHIND = 7  # problems between one and the other: of other steps, too
 TRIED = 8  # problems from there on, of which one has another number
 Reference = Callable[[Prompts], tuple[Any, Any]]
@@ -143,6 +142,8 @@ def get_experiment() -> Experiment:
     """Rewards by the right references, by rewards of others, by others' references."""
     made = experiment.get_experiment()
     base = made.recipes["aggregate"]
+    own = replace(base, reflection=None)
+    agreed = partial(own_answer.method, score=own_answer.agreed)
     arms = {
         "aggregate": base,
         "permuted": replace(
@@ -153,12 +154,13 @@ def get_experiment() -> Experiment:
         "shuffled": replace(
             base, advantage=partial(shuffled, **base.advantage.keywords)
         ),
+        "own_answer": replace(own, methods=(own_answer.method,)),
+        "agreement": replace(own, methods=(agreed,)),
     }
     recipes = {
         f"{name}-{text}": override(arm, {"optimizer.learning_rate": rate})
         for text, rate in RATES.items()
         for name, arm in arms.items()
-        if name not in LATER or text == TAKEN
     }
     return replace(
         made, recipes=recipes, baseline=f"aggregate-{TAKEN}", **{**HOW, "tune": {}}
