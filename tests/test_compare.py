@@ -626,15 +626,6 @@ def test_a_comparison_does_not_go_on_with_another_file(tmp_path, monkeypatch):
     monkeypatch.setattr(programs, "_tasks", {})  # as another process
     said = refusal(compare.main, *how)
     assert "holds runs of plain on other questions than those of its task now" in said
-    file.write_text("".join(lines))
-    template = folder / "tokenizer" / "chat_template.jinja"
-    template.write_text("{{ messages[0].content }} is")
-    monkeypatch.setattr(programs, "_tasks", {})
-    said = refusal(compare.main, *how)
-    assert (
-        "holds runs of plain whose questions another tokenizer or chat template asked"
-        in said
-    )
     file.unlink()
     monkeypatch.setattr(programs, "_tasks", {})
     said = refusal(compare.main, *how)
