@@ -430,7 +430,8 @@ def test_what_is_swept_is_swept_around_what_tuning_took():
 def test_trials_are_compared_where_all_their_runs_have_come():
     def history(rates, updates):
         spent = np.array(updates, float)
-        return analysis.History(np.array(rates), spent * 9, spent, spent)
+        rate = np.array(rates)
+        return analysis.History(rate, rate, spent * 9, spent, spent)
 
     slow = history([[0.0, 0.0], [0.4, 0.2], [0.9, 0.9]], [[0, 0], [2, 2], [4, 3]])
     fast = history([[0.0, 0.0], [0.5, 0.1]], [[0, 0], [5, 8]])

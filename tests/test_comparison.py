@@ -171,7 +171,8 @@ def history(rng, shift=0.0, seeds=8, points=7):
     drawn = np.cumsum(rng.normal(9_000, 300, (points, seeds)), 0) - 9_000
     drawn[0] = 0
     updates = np.tile(10.0 * np.arange(points)[:, None], seeds)
-    return History(np.clip(rate, 0, 1), drawn, 0.8 * drawn, updates)
+    rate = np.clip(rate, 0, 1)
+    return History(rate, np.sqrt(rate), drawn, 0.8 * drawn, updates)
 
 
 def entries(rng, shifts, *, shared=True, conditions=("",)):
@@ -221,15 +222,39 @@ def test_a_recipe_that_is_better_is_called_so_on_every_axis():
 ends = st.one_of(st.none(), st.floats(-1, 1))
 
 
-@given(st.tuples(ends, ends, ends))
-def test_words_follow_the_interval_alone(triple):
+@given(st.tuples(ends, ends, ends), st.tuples(ends, ends, ends))
+def test_words_follow_the_interval_of_draws_alone(triple, greedy):
     gap = dict(zip(("middle", "low", "high"), triple, strict=True))
+    gap["greedy"] = list(greedy)
     gap["middle"] = gap["middle"] or 0.0
     low, high = gap["low"], gap["high"]
     said = analysis.sentence("new", "old", "tokens", gap)
     known = low is not None and high is not None
     assert ("above" in said) == (known and low > 0)
     assert ("below" in said) == (known and not low > 0 and high < 0)
+    assert ("greedily" in said) == (known and None not in greedy)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_beside_each_gap_is_that_of_greedy_completions(shared):
+    """The same statistic of the other rates, by itself; a claim says both."""
+    found = entries(draw(7), [0.0, 0.2], shared=shared)
+    seen = analysis.analyse(found, QUESTION)
+    swapped = [
+        entry._replace(
+            histories={n: h._replace(rate=h.greedy) for n, h in entry.histories.items()}
+        )
+        for entry in found
+    ]
+    want = analysis.analyse(swapped, QUESTION)
+    for axis in analysis.AXES:
+        own, other = seen["gaps"][axis]["r1"], want["gaps"][axis]["r1"]
+        close(own["greedy"], [other["middle"], *other["alone_95"]])
+        rates = seen["recipes"]["r1"][axis], want["recipes"]["r1"][axis]
+        close(rates[0]["greedy"], rates[1]["rate"])
+    middle, low, high = seen["gaps"]["tokens"]["r1"]["greedy"]
+    (said,) = (claim for claim in analysis.claims(seen) if "tokens" in claim)
+    assert f"; greedily {middle:+.3f} [{low:+.3f}, {high:+.3f}] by itself." in said
 
 
 def test_recipes_are_compared_where_all_runs_have_come():
@@ -248,6 +273,20 @@ def test_recipes_are_compared_where_all_runs_have_come():
     free = QUESTION._replace(prices=(0.0, 2.0))
     place = analysis.analyse(found, free)["places"]["cost"][""]
     close(place, short.trained[-1].min())
+
+
+def test_of_histories_without_greedy_completions_the_page_says_nothing(tmp_path):
+    lists = {name: [[0.5] * 8] * 2 for name in ("rate", "drawn", "trained", "updates")}
+    old = analysis.history_of(lists)
+    assert np.isnan(old.greedy).all()
+    found = [e._replace(histories={"": old}) for e in entries(draw(8), [0.0, 0.0])]
+    results = analysis.analyse(found, QUESTION)
+    assert results["gaps"]["tokens"]["r1"]["greedy"] == [None] * 3
+    assert analysis.claims(results) == []
+    arms = {"arms": [{"name": "r0"}], "histories": {"r0": lists}}
+    of = shown()._replace(found=shown().found | results | arms, entries=found)
+    said = Page(page.write(tmp_path, of).read_text()).text
+    assert "r00.500-000" in "".join(said.split())
 
 
 @cache

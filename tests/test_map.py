@@ -195,7 +195,7 @@ def test_runs_go_on_until_all_have_spent_the_whole_cost():
             return warm
 
         def pass_rates(self, state):
-            return np.array([0.25, 0.5])
+            return np.array([0.25, 0.5]), np.array([0.5, 0.75])
 
         def advance(self, state, times):
             each = {"rollout/tokens": [3, 3], "train/tokens": [1, 2]}
@@ -206,6 +206,8 @@ def test_runs_go_on_until_all_have_spent_the_whole_cost():
     found = run.history(Lanes(), 0, 1, "x", cost=(1.0, 10.0), **limits)
     assert found["steps"] == [0, 1, 2, 3, 4]  # 13 a step, of the lane that spends less
     assert found["trained"][-1] == [4, 8]
+    assert found["rate"][-1] == [0.25, 0.5]
+    assert found["greedy"][-1] == [0.5, 0.75]
     assert run.history(Lanes(), 0, 1, "x", whole=40.0, steps=2)["steps"] == [0, 1, 2]
 
 

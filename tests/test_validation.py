@@ -343,9 +343,10 @@ def test_the_rate_of_a_run_of_which_nothing_was_graded_is_unknown():
     drawn = SimpleNamespace(prompt=np.arange(4) // 2, slot=np.arange(4) % 2)
     outcome = np.array([[1, 0, np.nan, np.nan], [np.nan] * 4], np.float32)
     lanes: Any = SimpleNamespace(parts=parts(), magnitudes=None)
-    lanes._sampled = lambda *_: (drawn, outcome)
+    one = SimpleNamespace(prompt=np.arange(2), slot=np.zeros(2, int))
+    lanes._examined = lambda *_: [(drawn, outcome), (one, outcome[:, 1:3])]
     state: Any = None
-    close(loops.Lanes.pass_rates(lanes, state), [0.5, np.nan])
+    close(loops.Lanes.pass_rates(lanes, state), [[0.5, np.nan], [0, np.nan]])
 
 
 def test_more_of_k_than_are_drawn_is_refused():

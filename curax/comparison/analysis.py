@@ -27,6 +27,7 @@ AXES = {
     "updates": "optimizer updates",
     "cost": "cost, in drawn tokens",
 }
+RATES = ("rate", "greedy")  # held-out, of an evaluation: sampled, and greedily
 PLACES = 41  # of a curve
 Strata = Sequence[np.ndarray]
 
@@ -39,7 +40,8 @@ def titles(prices: Sequence[float]) -> dict[str, str]:
 class History(NamedTuple):
     """Evaluations of one arm under one condition: K of R runs, `[K, R]` each."""
 
-    rate: np.ndarray  # held-out pass rates
+    rate: np.ndarray  # held-out pass rates, sampled
+    greedy: np.ndarray  # and greedily
     drawn: np.ndarray  # tokens
     trained: np.ndarray  # tokens
     updates: np.ndarray
@@ -56,7 +58,8 @@ class History(NamedTuple):
 
 
 def history_of(found: Mapping[str, Any]) -> History:
-    """A history from its JSON values."""
+    """A history from its JSON values; greedy rates are NaN where there are none."""
+    found = {"greedy": np.full(np.shape(found["rate"]), np.nan), **found}
     return History(*(np.array(found[name], float) for name in History._fields))
 
 
@@ -89,9 +92,10 @@ def analyse(entries: Sequence[Entry], question: Question) -> dict[str, Any]:
 
     Returns:
         `places`: by axis and condition. `recipes`: by name and axis, the rate there,
-        its mean on the way, and what else was spent until then. `gaps`: by axis and
-        name, against the baseline. `waits`: by axis, condition and name.
-        `sensitivity`: by setting, recipe and axis.
+        sampled and greedily, the mean of the former on the way, and what else was spent
+        until then. `gaps`: by axis and name, against the baseline, sampled, and
+        greedily by itself. `waits`: by axis, condition and name. `sensitivity`: by
+        setting, recipe and axis.
     """
     plain = {entry.recipe: entry for entry in entries if not entry.setting}
     places = {axis: _places(plain.values(), axis, question) for axis in AXES}
@@ -159,14 +163,22 @@ def ends_taken(tuned: Mapping[str, Any]) -> list[str]:
 
 
 def values_at(
-    entry: Entry, axis: str, share: Any, places: Any, question: Question
+    entry: Entry,
+    axis: str,
+    share: Any,
+    places: Any,
+    question: Question,
+    rate: str = "rate",
 ) -> list[np.ndarray]:
-    """`[..., R]` pass rates by condition, at fractions `[...]` of the place."""
+    """`[..., R]` pass rates by condition, at fractions `[...]` of the place.
+
+    `rate` is one of `RATES`.
+    """
     found = []
     for condition, history in entry.histories.items():
         spent = history.spent(axis, question.prices)
         place = np.asarray(share) * places[axis][condition]
-        found.append(statistics.at(spent, history.rate, place))
+        found.append(statistics.at(spent, getattr(history, rate), place))
     return found
 
 
@@ -174,7 +186,9 @@ def _at_place(
     entry: Entry, axis: str, places: Any, question: Question
 ) -> dict[str, Any]:
     """Pass rate of a recipe at the compared place of an axis, mean and spending."""
-    values = values_at(entry, axis, 1.0, places, question)
+    values, greedy = (
+        values_at(entry, axis, 1.0, places, question, rate) for rate in RATES
+    )
     averages, others = [], {}
     for condition, history in entry.histories.items():
         place = places[axis][condition]
@@ -189,6 +203,7 @@ def _at_place(
             others.setdefault(other, []).append(float(np.mean(then)))
     return {
         "rate": _spread(values),
+        "greedy": _spread(greedy),
         "average": _spread(averages),
         "values": dict(zip(entry.histories, values, strict=True)),
         "spent": {
@@ -223,26 +238,30 @@ def _gaps(plain: Mapping[str, Entry], places: Any, question: Question) -> Any:
     """Gaps to the baseline by axis and recipe, with Holm's simultaneous intervals."""
     base, asked = plain[question.baseline], []
     for axis in AXES:
-        theirs = values_at(base, axis, 1.0, places, question)
         for name, entry in plain.items():
             if name == question.baseline:
                 continue
-            ours = values_at(entry, axis, 1.0, places, question)
             paired = entry.pairs == base.pairs
-            seen = statistics.gap(ours, theirs, paired=paired)
-            more = statistics.improvement(ours, theirs, paired=paired)
-            asked.append((axis, name, seen, paired, more))
-    levels = statistics.holm([float(seen.p_value()) for _, _, seen, *_ in asked])
+            sides, greedy = (
+                [values_at(x, axis, 1.0, places, question, rate) for x in (entry, base)]
+                for rate in RATES
+            )
+            seen = statistics.gap(*sides, paired=paired)
+            greedily = statistics.gap(*greedy, paired=paired)
+            more = statistics.improvement(*sides, paired=paired)
+            asked.append((axis, name, paired, seen, greedily, more))
+    levels = statistics.holm([float(seen.p_value()) for *_, seen, _, _ in asked])
     found: dict[str, Any] = {axis: {} for axis in AXES}
-    for (axis, name, seen, paired, more), level in zip(asked, levels, strict=True):
+    for one, level in zip(asked, levels, strict=True):
+        axis, name, paired, seen, greedily, more = one
         low, high = seen.interval(level)
-        alone = seen.interval()
         found[axis][name] = {
             "middle": float(seen.value),
             "low": float(low),
             "high": float(high),
             "level": level,
-            "alone_95": [float(end) for end in alone],
+            "alone_95": [float(end) for end in seen.interval()],
+            "greedy": [float(x) for x in (greedily.value, *greedily.interval())],
             "paired": paired,
             "improvement": list(more),
         }
@@ -325,17 +344,24 @@ def sentence(name: str, baseline: str, axis: str, gap: Mapping[str, Any]) -> str
         name: the recipe.
         baseline: the recipe that it is compared with.
         axis: what is held equal.
-        gap: `low` and `high`, None where one run gives no interval; `middle`.
+        gap: `low` and `high`, None where one run gives no interval; `middle`; and
+            `greedy`, the three of greedy completions.
     """
     low, high = gap["low"], gap["high"]
     if low is None or high is None:
         return f"Of {name} there is too little to say how far it is from {baseline}."
-    by = f"{gap['middle']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    by = _apart(gap["middle"], low, high)
+    if None not in gap["greedy"]:
+        by += f"; greedily {_apart(*gap['greedy'])} by itself"
     at = f"at equal {'cost' if axis == 'cost' else AXES[axis]}"
     if low > 0 or high < 0:
         side = "above" if low > 0 else "below"
         return f"{name} is {side} {baseline} {at}: {by}."
     return f"{name} and {baseline} cannot be told apart {at}: {by}."
+
+
+def _apart(middle: float, low: float, high: float) -> str:
+    return f"{middle:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def claims(found: Mapping[str, Any]) -> list[str]:

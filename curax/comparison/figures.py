@@ -77,20 +77,26 @@ def _forest(
     names: Sequence[str],
     x: str,
     triple: Callable[[str, str], Sequence[Any]],
+    greedy: Callable[[str, str], Sequence[Any]],
     *scale: Mark,
 ) -> Sheet:
-    """Forest plot: a row per recipe, a panel per axis, points with intervals."""
+    """Forest plot: a row per recipe, a panel per axis, points with intervals.
+
+    Below each point is a hollow one of greedy completions, where they are known.
+    """
     panels = []
     for i, (axis, title) in enumerate(analysis.titles(shown.question.prices).items()):
         marks = []
         for y, name in enumerate(names):
-            middle, low, high = triple(axis, name)
             color = shown.styles[name][0]
-            if low is not None:
-                marks.append(
-                    mark("plot", [low, high], [y, y], color=color, linewidth=2.4)
-                )
-            marks.append(mark("plot", [middle], [y], "o", color=color, markersize=6))
+            rows = (triple, y, 2.4, "full"), (greedy, y + 0.25, 1.2, "none")
+            for of, at, width, fill in rows:
+                middle, low, high = of(axis, name)
+                bar = {"color": color, "linewidth": width}
+                point = {"color": color, "markersize": 6, "fillstyle": fill}
+                if low is not None:
+                    marks.append(mark("plot", [low, high], [at, at], **bar))
+                marks.append(mark("plot", [middle], [at], "o", **point))
         places = shown.found["places"][axis]
         where = f"{count_text(next(iter(places.values())))} {title}"
         then = [
@@ -113,6 +119,9 @@ def _gaps(shown: Shown) -> Sheet:
         gap = shown.found["gaps"][axis][name]
         return gap["middle"], gap["low"], gap["high"]
 
+    def greedy(axis: str, name: str) -> Sequence[Any]:
+        return shown.found["gaps"][axis][name]["greedy"]
+
     def about_zero(axes: "Axes") -> None:
         far = 1.08 * max(map(abs, axes.get_xlim()))
         axes.set_xlim(-far, far)
@@ -121,16 +130,17 @@ def _gaps(shown: Shown) -> Sheet:
     names = [name for name in shown.found["recipes"] if name != base]
     x = f"held-out pass rate, less that of {base}"
     zero = mark("axvline", 0, color="ink", linewidth=1)
-    return _forest(shown, names, x, triple, zero, mark(about_zero))
+    return _forest(shown, names, x, triple, greedy, zero, mark(about_zero))
 
 
 def _rates(shown: Shown) -> Sheet:
-    def triple(axis: str, name: str) -> Sequence[Any]:
-        return shown.found["recipes"][name][axis]["rate"]
+    def of(rate: str) -> Callable[[str, str], Sequence[Any]]:
+        return lambda axis, name: shown.found["recipes"][name][axis][rate]
 
     names = list(shown.found["recipes"])
     percent = mark(lambda axes: _in_percent(axes.xaxis))
-    return _forest(shown, names, "held-out pass rate", triple, percent)
+    x = "held-out pass rate"
+    return _forest(shown, names, x, of("rate"), of("greedy"), percent)
 
 
 def _curves(axis: str) -> Callable[[Shown], Sheet]:
@@ -241,14 +251,16 @@ PICTURES = (
         "How far each recipe is from the baseline",
         "A point is the interquartile mean over seeds; right of the line is better. "
         "Intervals are widened for all comparisons of the page together: only one that "
-        "leaves out 0 carries a claim.",
+        "leaves out 0 carries a claim. Hollow points are greedy completions, with 95% "
+        "by itself.",
         _gaps,
     ),
     Picture(
         "rates",
         "Held-out pass rate of each recipe",
         "Interquartile means with 95% intervals of each recipe by itself; recipes that "
-        "share seeds may be told apart above although these overlap.",
+        "share seeds may be told apart above although these overlap. Hollow points are "
+        "greedy completions.",
         _rates,
     ),
     *(

@@ -9,6 +9,7 @@ from curax.comparison.analysis import AXES, titles
 from curax.runs.reading import count_text, plural
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_file
+from curax.settings.files import json_value
 
 
 def write(workdir: Path, shown: figures.Shown) -> Path:
@@ -82,14 +83,17 @@ def _axis(found: Mapping[str, Any], axis: str) -> dict[str, Any]:
         where += f", for not every run came to {count_text(budget)} within its steps"
     others = [other for other in AXES if other != axis]
     head = ["recipe", "pass rate", "mean on the way", f"less {base}", "P(better)"]
+    head += ["greedy pass rate", f"less {base}, greedily"]
     head += [f"{AXES[other].partition(',')[0]} then" for other in others]
     rows = []
     for name, recipe in found["recipes"].items():
         own, gap = recipe[axis], gaps.get(name)
         cells = [_spread(own["rate"]), _spread(own["average"]), "", ""]
+        cells += [_spread(own["greedy"]), ""]
         if gap:
             cells[2] = _spread([gap["middle"], gap["low"], gap["high"]], "+")
             cells[3] = _spread(gap["improvement"], digits=2)
+            cells[5] = _spread(gap["greedy"], "+")
         for other in others:
             spent = own["spent"][other].values()
             cells.append(" / ".join(_count(each) for each in spent))
@@ -154,10 +158,8 @@ def _tuned(found: Mapping[str, Any]) -> Iterator[list[str]]:
 def _arm_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
     """Rows of each arm at its last evaluation, means over seeds."""
     for arm in found["arms"]:
-        history = found["histories"][arm["name"]]
-        last = {
-            name: sum(history[name][-1]) / found["seeds"]
-            for name in ("rate", "drawn", "trained", "updates")
-        }
+        history = analysis.history_of(found["histories"][arm["name"]])
+        last = json_value({n: x[-1].mean() for n, x in history._asdict().items()})
+        rates = ["-" if last[n] is None else f"{last[n]:.3f}" for n in analysis.RATES]
         counts = [_count(last[name]) for name in ("drawn", "trained", "updates")]
-        yield [arm["name"], f"{last['rate']:.3f}", *counts]
+        yield [arm["name"], *rates, *counts]

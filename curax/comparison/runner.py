@@ -295,14 +295,14 @@ class Comparison:
             else:
                 state = lanes.begin(self._warmed(sweep.arms[0], progress))
                 history = _empty_history(lanes, experiment)
-                history["rate"].append(lanes.pass_rates(state).tolist())
+                _append_rates(history, lanes, state)
             begun = _percent(history, experiment)
             progress.begin(clock.title(sweep.name), begun, 100, share=True)
             while (percent := _percent(history, experiment)) < 100:
                 times = min(experiment.every, experiment.steps - history["steps"][-1])
                 state, rows, _ = lanes.advance(state, times)
                 _append_chunk(history, rows)
-                history["rate"].append(lanes.pass_rates(state).tolist())
+                _append_rates(history, lanes, state)
                 saved.save(history["steps"][-1], state, {"history": history})
                 percent = _percent(history, experiment)
                 progress.note(
@@ -419,7 +419,8 @@ def _empty_history(lanes: loops.Lanes, experiment: Experiment) -> dict[str, Any]
     """History before the first step: all counts are 0."""
     counted = {name: [[0.0] * lanes.seeds.size] for name in programs.COUNTED}
     watched = {name: [] for name in experiment.watched}
-    return {"steps": [0], "seconds": [0.0], "rate": [], "watched": watched} | counted
+    rates = {name: [] for name in analysis.RATES}
+    return {"steps": [0], "seconds": [0.0], "watched": watched} | rates | counted
 
 
 def _append_chunk(history: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -437,6 +438,12 @@ def _append_chunk(history: dict[str, Any], rows: Sequence[Mapping[str, Any]]) ->
     history["seconds"].append(history["seconds"][-1] + seconds)
     for metric, kept in history["watched"].items():
         kept.append(files.json_value(reading.finite_mean(every(metric))))
+
+
+def _append_rates(history: dict[str, Any], lanes: loops.Lanes, state: Any) -> None:
+    """Append an evaluation of all lanes to a history."""
+    for name, each in zip(analysis.RATES, lanes.pass_rates(state), strict=True):
+        history[name].append(each.tolist())
 
 
 def _percent(history: dict[str, Any], experiment: Experiment) -> float:

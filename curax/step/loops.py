@@ -118,13 +118,15 @@ def run(
 
 def held_out_outcomes(
     parts: Components, state: TrainState
-) -> tuple[Rollouts, jax.Array]:
-    """Sampled completions of the held-out prompts, and their outcomes."""
+) -> list[tuple[Rollouts, jax.Array]]:
+    """Completions of the held-out prompts with outcomes: sampled, and greedy ones."""
     drive = drivers.Traced()
-    request = validation.requests(drive, parts, state.seed)[0]
     examined = Subject(task=parts.task, model=parts.model)
-    graded = drive.draw_and_grade(examined, state, request)
-    return graded.rollouts, graded.outcome
+    graded = [
+        drive.draw_and_grade(examined, state, request)
+        for request in validation.requests(drive, parts, state.seed)
+    ]
+    return [(each.rollouts, each.outcome) for each in graded]
 
 
 def donating(function: Callable, sharding: Any) -> Any:
@@ -299,19 +301,19 @@ class Jitted(Loop):
 class Lanes(Jitted):
     """Runs side by side that differ in seeds and in magnitudes of the config alone.
 
-    Their warm start is another loop's, and of evaluations they make the sampled one.
+    Their warm start is another loop's, and an evaluation is of pass rates alone.
     """
 
     def __init__(self, parts: Components, settings: Mapping[str, Sequence[float]]):
         """Jit a chunk of steps of all lanes. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._sampled = jax.jit(self._each(held_out_outcomes))
+        self._examined = jax.jit(self._each(held_out_outcomes))
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
     def rehearse(self, visit=drivers.traced, loaded=None):
         """As `Loop.rehearse`, of the programs that lanes have."""
         state = visit("begin", self._begin, (self.abstract_warm, self.magnitudes))
-        visit("held-out samples", self._sampled, (state, self.magnitudes))
+        visit("held-out completions", self._examined, (state, self.magnitudes))
         _, (values, _) = self._rehearse_step(visit, state)
         self.metrics = tuple(values)
 
@@ -322,14 +324,16 @@ class Lanes(Jitted):
         wide = (lambda x: x[None]) if seeds == 1 else (lambda x: x)
         return super().begin(jax.tree.map(lambda x: wide(x)[lane], warm))
 
-    def pass_rates(self, state: TrainState) -> np.ndarray:
-        """`[L]` held-out pass rates, sampled, with the same noise at every call.
+    def pass_rates(self, state: TrainState) -> tuple[np.ndarray, np.ndarray]:
+        """`[L]` held-out pass rates, sampled and greedy.
 
-        NaN where nothing was graded.
+        With the same noise at every call; NaN where nothing was graded.
         """
-        rollouts, outcome = jax.device_get(self._sampled(state, self.magnitudes))
-        rates = validation.pass_rates(self.parts, rollouts, outcome)
-        return validation.mean_of_known(rates)
+        sampled, greedy = (
+            validation.mean_of_known(validation.pass_rates(self.parts, *each))
+            for each in jax.device_get(self._examined(state, self.magnitudes))
+        )
+        return sampled, greedy
 
 
 class Staged(Loop):

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 
 from curax.comparison import programs, statistics
+from curax.comparison.analysis import RATES
 from curax.comparison.experiment import arms, warm_config, warm_key
 from curax.config import override
 from curax.runs.run import set_up_libraries
@@ -246,8 +247,9 @@ def history(
         watched: name -> metric, whose means between evaluations are kept, `[K - 1][L]`.
     """
     state = lanes.begin(warm)
-    found: dict[str, list[Any]] = {"steps": [0], "rate": [_rates(lanes, state)]}
-    found |= {name: [] for name in watched}
+    found: dict[str, list[Any]] = {"steps": [0]}
+    found |= {name: [] for name in (*RATES, *watched)}
+    _append_rates(found, lanes, state)
     totals = {name: np.zeros(lanes.seeds.size) for name in programs.COUNTED}
     found |= {name: [own.astype(int).tolist()] for name, own in totals.items()}
     spent = 0.0
@@ -260,15 +262,16 @@ def history(
             mean = np.mean([row[metric] for row in rows], 0, np.float64)
             found[name].append(mean.round(5).tolist())
         found["steps"].append(found["steps"][-1] + every)
-        found["rate"].append(_rates(lanes, state))
+        _append_rates(found, lanes, state)
         spent = (cost[0] * totals["drawn"] + cost[1] * totals["trained"]).min()
         rate = np.mean(found["rate"][-1])
         print(f"  {said}: {spent / whole:.0%}, held-out {rate:.3f}", flush=True)
     return found
 
 
-def _rates(lanes: loops.Lanes, state: Any) -> list[float]:
-    return [round(float(rate), 5) for rate in lanes.pass_rates(state)]
+def _append_rates(found: dict[str, list[Any]], lanes: loops.Lanes, state: Any):
+    for name, each in zip(RATES, lanes.pass_rates(state), strict=True):
+        found[name].append(np.round(each, 5).tolist())
 
 
 def _run(piece: Piece, settings: list[Setting], stage: str) -> dict[str, Any]:

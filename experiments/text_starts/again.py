@@ -1,0 +1,39 @@
+"""Six more starts, to four times the tokens, in draws and greedily.
+
+Command:  python -m curax.compare experiments/text_starts/again.py
+
+On four times the held-out problems of `experiments.text_starts.experiment`, at the rate
+that both arms take there; again_sparse.py is of the other regime, as far as there.
+"""
+
+from dataclasses import replace
+
+from curax.comparison.experiment import Experiment
+from experiments.text import experiment as text
+from experiments.text_starts import experiment, long
+
+RATE = "3e-4"
+STARTS = range(26, 32)  # seeds of pretraining
+EVERY = {"mixed": 43, "sparse": 15}  # updates; 43 draw 64 thousand tokens in mixed
+
+
+def get_experiment(regime: str = long.REGIME) -> Experiment:
+    """Both arms at one rate from each start, of a regime."""
+    made = experiment.get_experiment()
+    names = [experiment.arm(name, RATE) for name in experiment.ARMS]
+    times = long.TIMES if regime == long.REGIME else 1
+    return replace(
+        made,
+        recipes={name: made.recipes[name] for name in names},
+        common={**made.common, "evaluation.prompts": 512},
+        conditions={
+            experiment.condition(regime, start): {
+                "model.path": f"runs/text/{start}",
+                **text.REGIMES[regime],
+            }
+            for start in STARTS
+        },
+        tokens=times * text.HOW["tokens"],
+        steps=times * text.HOW["steps"],
+        every=EVERY[regime],
+    )
