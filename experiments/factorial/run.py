@@ -189,8 +189,8 @@ def ends(own: Mapping[str, Any], place: float, what: str = "rate") -> np.ndarray
     return statistics.at(drawn[-len(values) :], values, place)
 
 
-def measure(piece: Piece) -> None:
-    """Measure a piece and write its file."""
+def measure(piece: Piece) -> bytes:
+    """Measure a piece, and return what its file holds."""
     begun = time.monotonic(), time.process_time()
     regime, kind, arm = piece
     for other in run.pieces(regime):
@@ -217,7 +217,7 @@ def measure(piece: Piece) -> None:
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
-    run.write(piece.path, (json.dumps(found) + "\n").encode())
+    return (json.dumps(found) + "\n").encode()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -230,7 +230,7 @@ def main(argv: list[str] | None = None) -> int:
     set_up_libraries()
     for piece in missing[: len(missing) if args.all else args.next]:
         begun = time.monotonic()
-        measure(piece)
+        run.write(piece.path, measure(piece))
         print(f"{' '.join(piece)}: {time.monotonic() - begun:.0f} s", flush=True)
     missing = left()
     for piece in missing:

@@ -13,6 +13,7 @@ of every seed, r its held-out pass rate at equal tokens. Intervals are those of 
 seeds, widened by Holm's procedure over all effects of the page.
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from curax.comparison import statistics
+from curax.comparison import analysis, statistics
 from curax.runs.drawing import LIGHT, canvas
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from curax.theory import predict
-from experiments.factorial import run
+from experiments.factorial import greedy, run
 from experiments.factorial.run import ARMS, EFFECTS, REGIMES, Piece
 from experiments.map import show
 from experiments.map.show import between, number, plus_minus
@@ -37,6 +38,7 @@ KINDS = ("claim", "long")
 MADE = ("right", "drawn", "log")  # + of each choice
 NAMES = tuple(EFFECTS)[:3]
 UPDATED = "updates", "rate"
+NAMED = dict(zip(analysis.RATES, ("draws", "greedy"), strict=True))
 
 
 class Effect(NamedTuple):
@@ -74,7 +76,12 @@ def measured(regime: str, kind: str) -> list[str]:
 
 def read(regime: str, kind: str, arm: str) -> dict[str, Any]:
     """A piece that is measured."""
-    return json.loads(Piece(regime, kind, arm).path.read_text())
+    return load(Piece(regime, kind, arm).path)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """What the file of a piece holds."""
+    return json.loads(path.read_text())
 
 
 def rates(regime: str, kind: str, at: str = "") -> dict[str, np.ndarray]:
@@ -300,6 +307,21 @@ def tuning_table() -> str:
     return markdown(head, body)
 
 
+def greedy_table() -> str:
+    """Markdown of draws and greedy completions of the same runs, where both are."""
+    body = []
+    for regime, (kind, said) in itertools.product(greedy.REGIMES, greedy.KINDS.items()):
+        every = [greedy.path(Piece(regime, kind, arm)) for arm in greedy.ARMS]
+        found = [load(path) for path in every if path.exists()]
+        for rate in NAMED if len(found) == len(every) else ():
+            start = np.mean([own[rate][0] for own in found])
+            ends = [run.ends(own, run.tokens(regime, kind), rate) for own in found]
+            gap = Effect(regime, kind, rate, ends[1] - ends[0]).mean
+            shown = (number(x) for x in (start, *(own.mean() for own in ends)))
+            body.append([regime + said, NAMED[rate], *shown, plus_minus(gap)])
+    return markdown(["regime", "", "start", *greedy.ARMS, "gap, by itself"], body)
+
+
 def predicted_table() -> str:
     """Markdown of where arms are predicted to end, beside where they were measured to.
 
@@ -349,7 +371,7 @@ def draw(path: Path, every: list[Effect]) -> None:
 def tables() -> list[str]:
     """All tables of the page."""
     every = effects()
-    found = [weight_table(), tuning_table(), predicted_table()]
+    found = [weight_table(), tuning_table(), predicted_table(), greedy_table()]
     for kind in KINDS:
         if any(one.kind == kind for one in every):
             found += [arm_table(kind), effect_table(every, kind)]
