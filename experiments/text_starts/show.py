@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.comparison import runner
+from curax.comparison import analysis, runner
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments import in_small
@@ -22,11 +22,12 @@ from experiments.factorial import show as chains
 from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
 from experiments.text.show import value
-from experiments.text_starts import experiment, greedy, long
+from experiments.text_starts import again, experiment, greedy, long
 from experiments.text_starts.experiment import ARMS, RATES, REGIMES, STARTS
 
 HERE = Path(__file__).parent
 BEGIN = "<!-- tables: python -m experiments.text_starts.show -->"
+KINDS = dict(zip(("draws", "greedy"), analysis.RATES, strict=True))
 LONG = f"{long.REGIME}, {long.TIMES} times the tokens"
 
 
@@ -195,23 +196,76 @@ def long_table() -> str:
     return markdown(head, body)
 
 
+@cache
+def again_ran() -> dict[str, Any]:
+    """Histories of what has run from the starts of `again`."""
+    return runner.finished(HERE / "results_again")
+
+
+def again_rates(regime: str, share: float) -> np.ndarray:
+    """`[kinds, 3, starts]` means from the starts of `again`: before RL, of each arm.
+
+    All of draws, then greedily, where a share of the tokens is drawn; starts from which
+    an arm has not run are left out.
+    """
+    made = again.get_experiment(regime)
+    places = [experiment.condition(regime, start) for start in again.STARTS]
+    every = [
+        [again_ran().get(f"{name} @ {place}") for name in made.recipes]
+        for place in places
+    ]
+    pairs = [pair for pair in every if None not in pair]
+    found = np.empty((len(KINDS), 3, len(pairs)))
+    for i, rate in enumerate(KINDS.values()):
+        for j, pair in enumerate(pairs):
+            ends = [value(made, own, rate, share).mean() for own in pair]
+            found[i, :, j] = np.mean(pair[0][rate][0]), *ends
+    return found
+
+
+def greedy_rates() -> np.ndarray:
+    """`[kinds, 3, starts]` as `again_rates`, of what `greedy.py` ran."""
+    found = json.loads(greedy.RESULTS.read_text())
+    read = [
+        [[found[f"{arm} @ {start}"][kind] for start in STARTS] for arm in ARMS]
+        for kind in KINDS
+    ]
+    before, ends = np.moveaxis(np.array(read).mean(-1), -1, 0)  # [kinds, arms, starts]
+    return np.concatenate([before[:, :1], ends], 1)
+
+
 def greedy_table() -> str:
-    """Markdown of draws and greedy answers of the same runs, at 3e-4 in mixed."""
-    found, body = json.loads(greedy.RESULTS.read_text()), []
-    for kind in greedy.READ:
-        read = [[found[f"{arm} @ {start}"][kind] for start in STARTS] for arm in ARMS]
-        before, (base, ours) = np.moveaxis(np.array(read), 2, 0).mean(-1)  # of starts
-        gaps = ours - base
-        body.append(
-            [
-                *(kind, number(before.mean())),
-                *(number(x.mean()) for x in (base, ours)),
-                *(apart(x - before.mean(0)) for x in (base, ours)),
-                *(apart(gaps), f"{(gaps > 0).sum()} of {len(STARTS)}"),
-            ]
-        )
-    head = ["mixed, 3e-4, 43 updates", "start", *ARMS]
-    head += [f"{arm.split('-')[0]} less start" for arm in ARMS]
+    """Markdown of draws and greedy answers of the same runs, at 3e-4."""
+    first = greedy_rates()
+    whole, quarter = (
+        again_rates(long.REGIME, 1),
+        again_rates(long.REGIME, 1 / long.TIMES),
+    )
+    old, new = (f"{own[0]} to {own[-1]}" for own in (STARTS, again.STARTS))
+    rows = [
+        ("mixed, 64 k", old, first),
+        ("mixed, 64 k", new, quarter),
+        ("mixed, 64 k", "all", np.concatenate([first, quarter], -1)),
+        ("mixed, 256 k", new, whole),
+        ("sparse, 64 k", new, again_rates("sparse", 1)),
+    ]
+    body = []
+    for regime, starts, found in (row for row in rows if row[2].size):
+        gaps = found[:, 2] - found[:, 1]
+        for kind, (before, *ends), gap in zip(KINDS, found, gaps, strict=True):
+            body.append(
+                [
+                    *(regime, starts, kind, number(before.mean())),
+                    *(number(x.mean()) for x in ends),
+                    *(apart(x - before) for x in ends),
+                    *(apart(gap), f"{(gap > 0).sum()} of {gap.size}"),
+                ]
+            )
+        less = gaps[0] - gaps[1]
+        count = f"{(less > 0).sum()} of {less.size}"
+        body.append([regime, starts, "the former less", *[""] * 5, apart(less), count])
+    head = ["3e-4", "starts", "", "before", *ARMS]
+    head += [f"{arm.split('-')[0]} less before" for arm in ARMS]
     return markdown([*head, "gap, by itself", "ahead from"], body)
 
 
