@@ -83,21 +83,21 @@ def _axis(found: Mapping[str, Any], axis: str) -> dict[str, Any]:
         where += f", for not every run came to {count_text(budget)} within its steps"
     others = [other for other in AXES if other != axis]
     head = ["recipe", "pass rate", "mean on the way", f"less {base}", "P(better)"]
-    head += ["greedy pass rate", f"less {base}, greedily"]
     head += [f"{AXES[other].partition(',')[0]} then" for other in others]
     rows = []
     for name, recipe in found["recipes"].items():
         own, gap = recipe[axis], gaps.get(name)
         cells = [_spread(own["rate"]), _spread(own["average"]), "", ""]
-        cells += [_spread(own["greedy"]), ""]
+        greedy = [_spread(own["greedy"]), "", ""]
         if gap:
             cells[2] = _spread([gap["middle"], gap["low"], gap["high"]], "+")
             cells[3] = _spread(gap["improvement"], digits=2)
-            cells[5] = _spread(gap["greedy"], "+")
+            greedy[2] = _spread(gap["greedy"], "+")
         for other in others:
             spent = own["spent"][other].values()
             cells.append(" / ".join(_count(each) for each in spent))
         rows.append([name, *cells])
+        rows.append([f"{name}, greedily", *greedy, *[""] * (1 + len(others))])
     return {
         "title": title,
         "where": f"{where}. {_pairing(gaps)}",
