@@ -314,7 +314,7 @@ def greedy_table() -> str:
         every = [greedy.path(Piece(regime, kind, arm)) for arm in greedy.ARMS]
         found = [load(path) for path in every if path.exists()]
         for rate in NAMED if len(found) == len(every) else ():
-            start = np.mean([own[rate][0] for own in found])
+            start = float(np.mean([own[rate][0] for own in found]))
             ends = [run.ends(own, run.tokens(regime, kind), rate) for own in found]
             gap = Effect(regime, kind, rate, ends[1] - ends[0]).mean
             shown = (number(x) for x in (start, *(own.mean() for own in ends)))
@@ -371,7 +371,8 @@ def draw(path: Path, every: list[Effect]) -> None:
 def tables() -> list[str]:
     """All tables of the page."""
     every = effects()
-    found = [weight_table(), tuning_table(), predicted_table(), greedy_table()]
+    found = [weight_table(), tuning_table(), predicted_table()]
+    found += [greedy_table()] if greedy.RESULTS.exists() else []
     for kind in KINDS:
         if any(one.kind == kind for one in every):
             found += [arm_table(kind), effect_table(every, kind)]

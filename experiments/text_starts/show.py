@@ -210,11 +210,12 @@ def again_rates(regime: str, share: float) -> np.ndarray:
     """
     made = again.get_experiment(regime)
     places = [experiment.condition(regime, start) for start in again.STARTS]
-    every = [
-        [again_ran().get(f"{name} @ {place}") for name in made.recipes]
-        for place in places
+    names = [[f"{name} @ {place}" for name in made.recipes] for place in places]
+    pairs = [
+        [again_ran()[name] for name in pair]
+        for pair in names
+        if all(name in again_ran() for name in pair)
     ]
-    pairs = [pair for pair in every if None not in pair]
     found = np.empty((len(KINDS), 3, len(pairs)))
     for i, rate in enumerate(KINDS.values()):
         for j, pair in enumerate(pairs):
