@@ -587,14 +587,28 @@ def test_a_truncated_checkpoint_is_told_and_the_one_before_it_used(tmp_path, who
     assert_same_run(workdir, other, step=8)
 
 
-def test_where_no_checkpoint_can_be_read_the_run_stops_and_changes_nothing(
+def test_of_a_complete_run_the_last_steps_are_made_again_where_they_cannot_be_read(
     tmp_path, whole
+):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    spoil(workdir, 6)
+    status, out, err = call(workdir, resume=True)
+    assert (status, err) == (0, "")
+    assert "Complete at step" not in out
+    assert "Warning: the checkpoint of step 6 cannot be read (" in out
+    assert "generated, the last 2 steps in " in out
+    assert_same_run(workdir, whole[0])
+
+
+@pytest.mark.parametrize("words", [(), ("steps=8",)])
+def test_where_no_checkpoint_can_be_read_the_run_stops_and_changes_nothing(
+    tmp_path, whole, words
 ):
     workdir = shutil.copytree(whole[0], tmp_path / "run")
     for path in (workdir / "checkpoints").iterdir():
         spoil(workdir, path.name)
     metrics = (workdir / "metrics.jsonl").read_bytes()
-    status, _, err = call(workdir, "steps=8", resume=True)
+    status, _, err = call(workdir, *words, resume=True)
     assert status == 1
     assert re.fullmatch(
         rf"curax\.train: no checkpoint can be read, the newest is {workdir}/checkpoints"
