@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from outputs import message
 from test_folder import files_of_at_most
 
+from curax.config import ConfigError
 from curax.runs import alarms, checkpoint
 from curax.types import PromptMemory, TrainState
 
@@ -302,6 +303,32 @@ def test_a_flipped_bit_is_found_out_or_does_no_harm(opened, tmp_path, times):
             refused += 1
         file.write_bytes(whole)
     assert refused > times / 6
+
+
+def test_a_state_of_other_shapes_is_told_by_the_first_array_that_differs(
+    opened, tmp_path
+):
+    folder = tmp_path / "saved"
+    checkpoint.check_shapes(folder, like(state()))  # there is none yet
+    for step in (3, 5):
+        opened.save(step, dataclasses.replace(state(), frozen=jnp.ones(2)), {})
+    opened.wait()
+    checkpoint.check_shapes(folder, like(state()))
+    states = []
+    for name, leaf, was, now in (
+        ("head", jnp.ones((8, 6)), "float32[8, 4]", "float32[8, 6]"),
+        ("bias", jnp.ones(3, jnp.bfloat16), "float32[3]", "bfloat16[3]"),
+        ("more", jnp.ones(()), "missing", "float32[]"),
+    ):
+        other = dataclasses.replace(state(), params=state().params | {name: leaf})
+        said = message(ConfigError, checkpoint.check_shapes, folder, like(other))
+        assert said.startswith(f"params.{name} is {was} in {folder}/5 and {now} now; ")
+        states.append(other)
+    spoil(folder / "5", 2)  # of which nothing is known
+    checkpoint.check_shapes(folder, like(state()))
+    for other in states:
+        with pytest.raises(ConfigError, match=f" in {folder}/3 and "):
+            checkpoint.check_shapes(folder, like(other))
 
 
 def test_where_none_can_be_read_nothing_is_renamed(opened, tmp_path):

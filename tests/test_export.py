@@ -23,7 +23,7 @@ from curax.library import predict
 from curax.models import pretrained, prompt_form, tensors
 from curax.runs import card, folder, policies
 from curax.settings import lock
-from curax.step import loops
+from curax.step import build, loops, states
 from curax.tasks import text
 
 OWN = ("--config", str(small.FILE))
@@ -329,6 +329,19 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     status, out, err = main(tmp_path / "run", tmp_path / "other")
     assert (status, out) == (2, "")
     assert re.fullmatch(cannot + r"there is no other\.\n", err)
+
+
+def test_a_run_whose_model_has_other_shapes_by_now_is_refused(
+    tmp_path, runs, monkeypatch
+):
+    wider = states.States(build.build(override(saved.own(), ["model.mlp_width=24"])))
+    monkeypatch.setattr(policies, "states_of", lambda *_: wider)
+    there = runs["own"] / folder.CHECKPOINTS / "5"
+    assert refusal(export.main, runs["own"], tmp_path / "new", *OWN) == (
+        f"curax.export: params.layers.0.down.kernel is float32[16, 16] in {there} and "
+        "float32[24, 16] now; bring back the model or method that the run began with, "
+        "or name another run folder.\n"
+    )
 
 
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(

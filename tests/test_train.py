@@ -618,6 +618,24 @@ def test_where_no_checkpoint_can_be_read_the_run_stops_and_changes_nothing(
     assert (workdir / "metrics.jsonl").read_bytes() == metrics
 
 
+def test_a_run_whose_model_has_other_shapes_by_now_is_refused_and_left_alone(
+    tmp_path, whole, monkeypatch
+):
+    workdir = shutil.copytree(whole[0], tmp_path / "run")
+    before = snapshot(workdir)
+    # As where the code behind a config has changed, of which config.json says nothing.
+    wider = override(load(small.FILE), ["model.mlp_width=24"])
+    monkeypatch.setattr(run, "make_loop", lambda _: remembered(wider))
+    assert call(workdir, "steps=8", resume=True) == (
+        2,
+        "",
+        f"curax.train: params.layers.0.down.kernel is float32[16, 16] in {workdir}/"
+        "checkpoints/6 and float32[24, 16] now; bring back the model or method that "
+        "the run began with, or name another run folder.\n",
+    )
+    assert snapshot(workdir) == before
+
+
 @long
 def test_a_warm_start_goes_on_where_it_was_saved(tmp_path, whole, monkeypatch):
     workdir, done = tmp_path / "run", []

@@ -89,8 +89,6 @@ class Checkpoints:
         self._folder, self._failed, self._about = folder.absolute(), False, about
         self._frozen: int | None = None  # fingerprint, once known
         silence_orbax()
-        if not isinstance(sys.unraisablehook, _UnraisableHook):
-            sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
         if keep is None and latest(folder) is None:
             raise ConfigError(
                 f"{folder} holds no checkpoint; name the folder of a run that has one."
@@ -368,15 +366,69 @@ class Checkpoints:
 
 
 def silence_orbax() -> None:
-    """Drop orbax's long log messages; curax reports failures in a sentence."""
+    """Drop what orbax logs and leaves behind; curax reports failures in a sentence."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    if not isinstance(sys.unraisablehook, _UnraisableHook):
+        sys.unraisablehook = _UnraisableHook(sys.unraisablehook)
 
 
 def latest(folder: Path) -> int | None:
     """The last step saved in a folder, None without one; the folder is only read."""
-    there = ocp.utils.checkpoint_steps(folder.absolute()) if folder.is_dir() else []
-    return max(there, default=None)
+    return max(saved_steps(folder), default=None)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps saved in a folder, which is only read."""
+    there = folder.absolute()
+    return ocp.utils.checkpoint_steps(there) if there.is_dir() else []
+
+
+def check_shapes(folder: Path, like: Any) -> None:
+    """Check that a state is of the shapes of a checkpoint; the folder is only read.
+
+    Args:
+        folder: of checkpoints; those of which no shape can be read are passed over.
+        like: tree of shapes and dtypes.
+
+    Raises:
+        ConfigError: all have others; the message names an array of the newest.
+    """
+    silence_orbax()
+    now, others = _shapes(_trained(like)), list[str]()
+    for step in sorted(saved_steps(folder), reverse=True):
+        there = folder.absolute() / str(step)
+        before, _ = _attempt(_saved_shapes, there)
+        if before == now:
+            return
+        if before:
+            every = now | before
+            name = next(n for n in every if now.get(n) != before.get(n))
+            old, new = before.get(name, "missing"), now.get(name, "missing")
+            others.append(f"{name} is {old} in {there} and {new} now")
+    if others:
+        raise ConfigError(
+            f"{others[0]}; bring back the model or method that the run began with, or "
+            "name another run folder."
+        )
+
+
+def _saved_shapes(there: Path) -> dict[str, str]:
+    reader = ocp.StandardCheckpointHandler()
+    return _shapes(
+        reader.metadata(there / "state")  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _shapes(tree: Any) -> dict[str, str]:
+    """Dtypes and shapes of the arrays of a tree, as text by dotted name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): (
+            f"{leaf.dtype}{list(leaf.shape)}"
+        )
+        for path, leaf in leaves
+    }
 
 
 def fingerprint(tree: Any, *, by_value: bool = False) -> int:

@@ -70,6 +70,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
     loop, _ = run.prepared(config, since)
     if resume:
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
+        peers.on_first(folder.check_shapes, workdir, loop)
     with Progress(run.console()) as progress:
         if summary := loop.parts.task.summary:
             progress.say(summary)

@@ -41,6 +41,7 @@ from curax.settings.config_paths import (
     unbound,
 )
 from curax.settings.config_types import HubName, metadata
+from curax.step.states import States
 from curax.tasks import file_task, records
 from curax.types import Task
 from curax.verify import graders, serve
@@ -287,6 +288,16 @@ def check_questions(
             f"of the questions than those in {path} that the run began with; bring "
             f"back what it was, or name {other}."
         )
+
+
+def check_shapes(workdir: Path, states: States) -> None:
+    """Check that checkpoints of a folder, if it has any, are of the shapes of a run.
+
+    Raises:
+        ConfigError: as `checkpoint.check_shapes`.
+    """
+    checkpoint.check_shapes(workdir / CHECKPOINTS, states.abstract)
+    checkpoint.check_shapes(workdir / WARM_CHECKPOINTS, states.abstract_warm)
 
 
 def asked(task: Task) -> int:

@@ -170,6 +170,7 @@ def load_state(
     build.check_weights(config, resumed=True)
     # The difficulty memory is as long as the files were.
     states = states_of(config, reading.read_json(path / folder.QUESTIONS))
+    folder.check_shapes(path, states)
     try:
         with states.context():
             like = states.abstract, states.sharding, states.whole

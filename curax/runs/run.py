@@ -86,6 +86,7 @@ def train(
     else:
         loop, loaded = prepared(config, since)
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
+        peers.on_first(folder.check_shapes, workdir, loop)
         peers.on_first(folder.make, workdir, config, recipe)
         peers.on_first(folder.write_questions, workdir, loop.parts.task)
         try:
