@@ -555,6 +555,7 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         ("recipes={'a': 'grpo', 'a': 'rloo'}, tokens=1, steps=1", "stands twice"),
         ("recipes={}, tokens=1, steps=1", "recipes is empty"),
         ("recipes={'a/b': 'grpo'}, tokens=1, steps=1", "cannot be part of a file's"),
+        ("recipes={'a' * 240: 'grpo'}, tokens=1, steps=1", ", at most 200 bytes."),
         ("recipes={'a': 'grpo'}, steps=1", "neither tokens nor updates is set"),
         ("recipe={'a': 'grpo'}, steps=1", "unexpected keyword argument 'recipe'"),
     ],

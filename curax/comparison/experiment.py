@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ DECIDED = {
     "logging.every": "every",
     "logging.rollout_prompts": "nothing: a comparison logs no completions",
 }
+LONGEST = 200  # bytes of a name: a file has 255, and digest and ends beside it
 # What two arms share where their warm starts are the same.
 WARM_FIELDS = ("task", "model", "warm_start", "seed", "seeds", "update")
 
@@ -76,10 +78,11 @@ class Experiment:
             yield "recipes is empty; name one at least, such as {'grpo': 'grpo'}."
         for kind, names in (("recipes", self.recipes), ("conditions", self.conditions)):
             for name in names:
-                if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", str(name)):
+                fits = len(os.fsencode(str(name))) <= LONGEST
+                if not (fits and re.fullmatch(r"[A-Za-z0-9][\w.+-]*", str(name))):
                     yield (
                         f"{kind} names {name!r}, which cannot be part of a file's name;"
-                        " use letters, digits and _ . + -."
+                        f" use letters, digits and _ . + -, at most {LONGEST} bytes."
                     )
         if self.baseline is not None and self.baseline not in self.recipes:
             near = difflib.get_close_matches(self.baseline, self.recipes, 1, cutoff=0)
