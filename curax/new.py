@@ -88,9 +88,11 @@ def main(argv: list[str]) -> int:
     path, replaces = args.out / f"{args.name}.py", args.name in recipes()
     if os.path.lexists(path):
         raise ConfigError(f"{path} is there; take another name, or remove it.")
-    named = shlex.join(args.recipe)
+    named, home = shlex.join(args.recipe), args.out
     if len(args.recipe) == 1 and args.recipe != [TRL]:
-        config, text = copied(Path(args.recipe[0]), path)
+        source = file_of(Path(args.recipe[0]))
+        home = source.parent
+        config, text = copied(source, path)
     elif len(args.recipe) == 2 and args.recipe[0] == TRL:
         config, text = of_trl(Path(args.recipe[1]), args.name)
     else:
@@ -107,7 +109,7 @@ def main(argv: list[str]) -> int:
         f"# What it optimises: curax xray {called}\n{text}"
     )
     data = text.encode("utf-8", "backslashreplace")  # of a name that is no UTF-8
-    check(path, data, config, named)
+    check(path, data, config, named, home)
     with made_folder(args.out):
         write_file(path, data)
     print(f"Written: {path}. To run it: curax train {called}")
@@ -122,29 +124,43 @@ def copied(source: Path, path: Path) -> tuple[Config, str]:
     Raises:
         ConfigError: the recipe cannot be loaded.
     """
-    source = file_of(source)
     config = load(source)
     with tokenize.open(source) as file:
         text = re.sub(rf"\A{MADE}(.*\n){{3}}", "", file.read())
     return config, text.replace(f"configs/{source.name}", str(path))
 
 
-def check(path: Path, data: bytes, config: Config, source: str) -> None:
+def check(path: Path, data: bytes, config: Config, source: str, home: Path) -> None:
     """Check that a file would load, and give a config.
+
+    Args:
+        path: where it would be.
+        data: what it would hold.
+        config: that it is to give.
+        source: what it is made from, for messages.
+        home: folder of that, where it may find what it does not elsewhere.
 
     Raises:
         ConfigError: it would not.
     """
+    if wrong := _wrong(path, data, config):
+        if not _wrong(home / path.name, data, config):
+            found = (
+                f"add --out {shlex.quote(str(home))}, to have it beside what it reads"
+            )
+            wrong = f"{wrong.rpartition('; ')[0]}; {found}."
+        raise ConfigError(f"{source} cannot be copied: {wrong}")
+
+
+def _wrong(path: Path, data: bytes, config: Config) -> str:
+    """Sentence on a file that would not load, or give a config; empty: it would."""
     try:
         found = made_by(path, "get_config", Config, data)
     except ConfigError as error:
-        raise ConfigError(f"{source} cannot be copied: {error}") from error
-    if differ := changes(describe(config), describe(found)):
-        name, want, got = differ[0]
-        raise ConfigError(
-            f"{source} cannot be copied: {name} would be {got}, not {want}; copy the "
-            "file by hand."
-        )
+        return str(error)
+    for name, want, got in changes(describe(config), describe(found)):
+        return f"{name} would be {got}, not {want}; copy the file by hand."
+    return ""
 
 
 def with_assignments(text: str, assignments: Sequence[str], source: str) -> str:

@@ -171,6 +171,33 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(words):
     assert names == {"own.py", "beside.py", "near.py", "line.py"}
 
 
+def test_a_file_that_reads_what_is_beside_it_is_to_stay_there():
+    Path("demo").mkdir()
+    text = "import curax\nfrom pathlib import Path\nHERE = Path(__file__).parent\n"
+    text += "def get_config():\n    config = curax.load({})\n"
+    text += (
+        '    return curax.override(config, {{"memory.load": str(HERE / "near.py")}})\n'
+    )
+    near = 'HERE / "near.py"'
+    Path("demo/words.py").write_text(text.format('"rloo"'))
+    Path("demo/near.py").write_text(text.format('"rloo"'))
+    Path("demo/more.py").write_text(text.format(near))
+    said = refusal(new.main, "mine", "--from", "demo/words.py")
+    assert said == (
+        "curax.new: demo/words.py cannot be copied: memory.load would be "
+        "configs/near.py, not demo/near.py; add --out demo, to have it beside what it "
+        "reads.\n"
+    )
+    said = refusal(new.main, "mine", "--from", "demo/more.py")
+    assert said.startswith("curax.new: demo/more.py cannot be copied: configs/mine.py:")
+    assert said.endswith("; add --out demo, to have it beside what it reads.\n")
+    assert not Path("configs").exists()
+    for name in ("words", "more"):
+        words = [name + "2", "--from", f"demo/{name}.py", "--out", "demo"]
+        assert new.main(words) == 0
+        assert same(cf.load(f"demo/{name}2.py"), cf.load(f"demo/{name}.py"))
+
+
 def test_a_file_that_is_there_is_not_written_over():
     Path("configs").mkdir()
     Path("configs/mine.py").symlink_to("nowhere")
