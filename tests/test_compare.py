@@ -144,6 +144,32 @@ def test_a_killed_comparison_goes_on_as_if_it_had_not_been(whole, tmp_path, caps
     assert "warm start" not in capsys.readouterr().out
 
 
+def test_a_comparison_that_was_begun_without_greedy_rates_goes_on_with_them(
+    whole, tmp_path, monkeypatch
+):
+    path = tmp_path / "plain.py"
+    path.write_text(ON_HOST.replace(", common=ON_HOST", ""))
+    workdir = tmp_path / "runs"
+    words = [str(path), "--workdir", str(workdir), "--cost", "1:3"]
+    pass_rates, begun = loops.Lanes.pass_rates, []
+
+    def sampled(self, state):
+        begun.append(None)
+        if len(begun) > 3:
+            raise KeyboardInterrupt
+        return pass_rates(self, state)[:1]
+
+    with monkeypatch.context() as before:
+        before.setattr(analysis, "RATES", ("rate",))
+        before.setattr(loops.Lanes, "pass_rates", sampled)
+        assert compare.main(words) == 130
+    assert compare.main(words) == 0
+    (got,), want = histories(workdir).values(), histories(whole)["plain"]
+    greedy = got.pop("greedy")
+    assert greedy == [[None] * SEEDS] * 3 + want["greedy"][3:]
+    assert got == {name: want[name] for name in got}
+
+
 @pytest.mark.parametrize("name", ["allocation", "hints", "dro"])
 def test_the_arms_of_an_experiment_share_their_warm_start(name):
     experiment = experiments.load_experiment(ROOT / "experiments" / f"{name}_smoke")

@@ -57,9 +57,14 @@ class History(NamedTuple):
         return (drawn * self.drawn + trained * self.trained) / unit
 
 
+def with_greedy(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A history as JSON values whose greedy rates are NaN where it has none."""
+    return {"greedy": np.full(np.shape(found["rate"]), np.nan).tolist(), **found}
+
+
 def history_of(found: Mapping[str, Any]) -> History:
-    """A history from its JSON values; greedy rates are NaN where there are none."""
-    found = {"greedy": np.full(np.shape(found["rate"]), np.nan), **found}
+    """A history from its JSON values, completed by `with_greedy`."""
+    found = with_greedy(found)
     return History(*(np.array(found[name], float) for name in History._fields))
 
 

@@ -291,7 +291,8 @@ class Comparison:
         experiment, path = self._experiment, self._workdir / RUNNING / sweep.key
         with _resumed(path, lanes.abstract, lanes.whole) as (saved, found):
             if found:
-                state, history = found.state, found.totals["history"]
+                state = found.state
+                history = analysis.with_greedy(found.totals["history"])
             else:
                 state = lanes.begin(self._warmed(sweep.arms[0], progress))
                 history = _empty_history(lanes, experiment)
