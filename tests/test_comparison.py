@@ -235,6 +235,33 @@ def test_words_follow_the_interval_of_draws_alone(triple, greedy):
     assert ("greedily" in said) == (known and None not in greedy)
 
 
+@pytest.mark.parametrize(
+    ("shifts", "seeds", "says"),
+    [
+        ([0.0, 0.0], 8, "No difference that the intervals show."),
+        (
+            [0.0, 0.4],
+            1,
+            "No interval of any gap, so nothing is said of differences.",
+        ),
+        ([0.0], 8, "One recipe, and nothing to compare it with."),
+    ],
+)
+def test_without_claims_it_is_said_why_there_are_none(shifts, seeds, says):
+    found = [
+        entry._replace(
+            histories={
+                name: History(*(x[:, :seeds] for x in own))
+                for name, own in entry.histories.items()
+            }
+        )
+        for entry in entries(draw(5), shifts)
+    ]
+    seen = analysis.analyse(found, QUESTION)
+    assert analysis.claims(seen) == []
+    assert analysis.without_claims(seen) == says
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_beside_each_gap_is_that_of_greedy_completions(shared):
     """The same statistic of the other rates, by itself; a claim says both."""

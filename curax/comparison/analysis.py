@@ -379,6 +379,16 @@ def claims(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def without_claims(found: Mapping[str, Any]) -> str:
+    """Sentence in place of claims where there are none."""
+    gaps = [gap for each in found["gaps"].values() for gap in each.values()]
+    if not gaps:
+        return "One recipe, and nothing to compare it with."
+    if all(gap["low"] is None for gap in gaps):
+        return "No interval of any gap, so nothing is said of differences."
+    return "No difference that the intervals show."
+
+
 def wait_text(found: Mapping[str, Any]) -> str:
     """Median time to the threshold with its interval, as `62 k [48 k, -]`."""
     median, low, high = (

@@ -54,7 +54,7 @@ def compare(
         found |= {"tuned": ran.tuned} if ran.tuned else {}
         write_file(workdir / RESULTS, files.json_bytes(found))
         path = page.write(workdir, shown._replace(found=found))
-    claims = analysis.claims(found) or ["No difference that the intervals show."]
+    claims = analysis.claims(found) or [analysis.without_claims(found)]
     return "\n".join([*analysis.tuned_texts(found), *claims, f"Report: {path}"])
 
 

@@ -30,6 +30,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         "curax.comparison/page.html",
         title=found["name"],
         claims=analysis.claims(found),
+        without_claims=analysis.without_claims(found),
         asked=sum(len(gaps) for gaps in found["gaps"].values()),
         seeds=found["seeds"],
         plural=plural,
