@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from small import get_config
 
 from curax import __main__ as commands
 from curax.config import ConfigError
@@ -259,6 +260,31 @@ def test_a_path_that_is_closed_is_told_in_a_sentence(number, capsys, monkeypatch
     assert commanded(closed) == 2
     why = f"a/b cannot be used: {closed.strerror}; name another path"
     assert capsys.readouterr().err == f"curax.one: {why}.\n"
+
+
+@pytest.mark.parametrize("asked", ["cuda", None])
+@pytest.mark.parametrize("why", ["", "Unable to initialize backend 'cuda'"])
+def test_a_device_that_jax_does_not_have_is_told(asked, why, capsys, monkeypatch):
+    """Without a package for it JAX asserts; one that finds no device says why."""
+    error = RuntimeError(why) if why else AssertionError()
+    with pytest.raises(type(error)):  # of something else: there are devices
+        commanded(error)
+
+    def devices():
+        raise error
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    if asked:
+        monkeypatch.setenv("JAX_PLATFORMS", asked)
+    assert commanded(error) == 2
+    where = f" for JAX_PLATFORMS={asked}" if asked else ""
+    fix = "unset that, or install JAX for it" if asked else "set JAX_PLATFORMS=cpu"
+    said = f"JAX has no device{where}{f' ({why})' if why else ''}; {fix}."
+    assert capsys.readouterr().err == f"curax.one: {said}\n"
+    with pytest.raises(ConfigError) as refused, errors.config_errors(get_config()):
+        raise error
+    assert str(refused.value) == said
 
 
 def test_an_interrupt_where_a_program_calls_back_for_python_stops_the_command(

@@ -7,7 +7,9 @@ The rest, memory and paths that are closed apart, is a fault of the program.
 
 import contextlib
 import errno
+import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -67,6 +69,26 @@ def out_of_reach(error: BaseException) -> str | None:
     return f"{error.filename} cannot be used: {error.strerror}; name another path."
 
 
+def no_device(error: BaseException) -> str | None:
+    """Sentence for an error by which JAX tells that it has no device; None for others.
+
+    JAX asserts that there is one where its package for a platform is not installed.
+    """
+    told, jax = _line(error), sys.modules.get("jax")
+    asserted = isinstance(error, AssertionError) and not told
+    if jax is None or not (asserted or "Unable to initialize backend" in told):
+        return None
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as again:
+        wanted = os.environ.get("JAX_PLATFORMS")
+        where = f" for JAX_PLATFORMS={wanted}" if wanted else ""
+        why = f" ({text(again)})" if str(again) else ""
+        fix = "unset that, or install JAX for it" if wanted else "set JAX_PLATFORMS=cpu"
+        return f"JAX has no device{where}{why}; {fix}."
+    return None
+
+
 def interrupted(error: BaseException) -> bool:
     """Whether an error is a Ctrl-C, as one that JAX tells of as its own.
 
@@ -103,7 +125,7 @@ def config_errors(config: Any = None) -> Iterator[None]:
         if needed := missing(error):
             raise ConfigError(needed) from error
         last = frames(error)[-1]
-        if closed := out_of_reach(error):
+        if closed := out_of_reach(error) or no_device(error):
             raise ConfigError(closed) from error
         if config is None and PACKAGE not in last.filename:
             raise
