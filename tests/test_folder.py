@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import errno
+import importlib
 import json
 import math
 import os
@@ -20,12 +21,12 @@ from small import get_config
 from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
 from curax.config import ConfigError, load, override
-from curax.runs import dashboards, folder, policies, reading
+from curax.runs import dashboards, folder, marks, policies, reading
 from curax.runs.rows import Appended, NotWrittenError, RemovedError, whole_rows
 from curax.settings import files
 from curax.settings.config_paths import describe
 from curax.step.types import Shown
-from curax.tasks import chain
+from curax.tasks import chain, file_task
 from curax.types import Contexts, Prompts
 
 CONFIG = get_config()
@@ -537,6 +538,39 @@ def test_questions_that_are_asked_otherwise_than_the_run_began_to_are_refused(
     )
     (tmp_path / folder.QUESTIONS).write_text('{"mark": 7}')  # of an earlier curax
     folder.check_questions(tmp_path, other)
+
+
+@pytest.mark.parametrize("option", ["grader", "environment"])
+def test_another_file_of_a_grader_is_told_once(tmp_path, monkeypatch, option):
+    code = "def judge(*_, **__):\n    pass\n"
+    (tmp_path / "judging.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "judging", raising=False)
+    judge: Any = importlib.import_module("judging").judge
+    task: Any = partial(file_task.task, train="", **{option: judge})
+    config = dataclasses.replace(CONFIG, task=task)
+    built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
+    assert folder.grader_warning(tmp_path, marks.grader(config)) == ""  # a new run
+    folder.write_questions(tmp_path, built, marks.grader(config))
+    began = json.loads((tmp_path / folder.QUESTIONS).read_text())
+    assert folder.grader_warning(tmp_path, marks.grader(config)) == ""
+    (tmp_path / "judging.py").write_text(code + "    return\n")
+    other = marks.grader(config)
+    assert folder.grader_warning(tmp_path, other) == (
+        "the file of the grader or environment has changed since the run began or was "
+        "resumed; from here on outcomes are by the new one."
+    )
+    changed = dataclasses.replace(built, fingerprint=8)  # other questions are no reason
+    folder.write_questions(tmp_path, changed, other)
+    assert json.loads((tmp_path / folder.QUESTIONS).read_text()) == {
+        **began,
+        "grader": other,
+    }
+    assert folder.grader_warning(tmp_path, other) == ""
+    judge.__globals__["get_config"] = None  # a file that holds a config too
+    assert marks.grader(config) == 0
+    (tmp_path / folder.QUESTIONS).write_text('{"mark": 7}')
+    assert folder.grader_warning(tmp_path, other) == ""
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints"])

@@ -36,7 +36,7 @@ from curax.comparison.experiment import (
 )
 from curax.comparison.programs import Sweep
 from curax.config import Config, ConfigError
-from curax.runs import checkpoint, folder, reading
+from curax.runs import checkpoint, marks, reading
 from curax.runs.progress import Progress
 from curax.settings import errors, files
 from curax.settings.cli import write_file
@@ -99,15 +99,15 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
     """Budget, configs and digests of the files that histories follow from."""
     every = (*arms, *trials(experiment, arms))
-    weights = cache(folder.weights_mark)  # those of a checkpoint are read once
+    weights = cache(marks.weights)  # those of a checkpoint are read once
     found: dict[str, Any] = {kind: {} for kind in READ}
     for arm in every:
         task, path = programs.task_inside(arm.config), checkpoint_of(arm.config)
         found["read"][arm.name] = task.fingerprint
-        found["asked"][arm.name] = folder.asked(task)
+        found["asked"][arm.name] = marks.asked(task)
         with errors.config_errors(arm.config):
             found["weights"][arm.name] = weights(path) if path else 0
-        found["grader"][arm.name] = folder.grader_mark(arm.config)
+        found["grader"][arm.name] = marks.grader(arm.config)
     described = {arm.name: describe(arm.config) for arm in every}
     return {"budget": budget(experiment), "arms": described} | found
 

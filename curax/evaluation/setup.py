@@ -20,7 +20,7 @@ from curax.evaluation import questions
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
-from curax.runs import checkpoint, folder, policies
+from curax.runs import checkpoint, folder, marks, policies
 from curax.runs.policies import Policy
 from curax.settings import errors, functions
 from curax.settings.config_paths import describe, options, unbound
@@ -302,7 +302,7 @@ def _file_questions(
 
 def _code(served: Callable[..., Any], service: serve.Service) -> dict[str, Any]:
     """Hash of the file of a grader or an environment that is not of curax."""
-    mark = folder.code_mark(served, service)
+    mark = marks.code(served, service)
     return {"code": mark} if mark else {}
 
 

@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 from curax import hub
 from curax.config import Config, ConfigError, override
 from curax.processes import peers
-from curax.runs import checkpoint, reading
+from curax.runs import checkpoint, marks, reading
 from curax.runs.dashboards import EVENTS, Dashboards
 from curax.runs.rows import (
     Appended,
@@ -30,21 +29,17 @@ from curax.runs.rows import (
     whole_rows,
     write_errors,
 )
-from curax.settings import errors, files
+from curax.settings import files
 from curax.settings.cli import recipe_name, write_whole, written_to
 from curax.settings.config_paths import (
     Place,
     changes,
     describe,
     flat,
-    option,
-    unbound,
 )
 from curax.settings.config_types import HubName, metadata
 from curax.step.states import States
-from curax.tasks import file_task, records
 from curax.types import Task
-from curax.verify import graders, serve
 
 CONFIG, RECIPE = "config.json", "recipe.json"
 METRICS, ROLLOUTS = "metrics.jsonl", "rollouts.jsonl"
@@ -62,7 +57,6 @@ CHANGEABLE = (
 
 
 PATTERN = "*?[\\"  # characters of a path that orbax takes for those of a glob pattern
-ASKED = 64  # prompts that tell how questions are asked
 LOOKS = 15.0  # seconds for a file to be seen on the other machines
 
 
@@ -281,7 +275,7 @@ def check_questions(
             f"task are not those in {path} that the run began with; bring these back, "
             f"or name {other}."
         )
-    now = asked(task)
+    now = marks.asked(task)
     if began.get("asked", now) != now:
         raise ConfigError(
             f"{of}: the tokenizer or the chat template of the task makes other prompts "
@@ -300,67 +294,37 @@ def check_shapes(workdir: Path, states: States) -> None:
     checkpoint.check_shapes(workdir / WARM_CHECKPOINTS, states.abstract_warm)
 
 
-def asked(task: Task) -> int:
-    """Checksum of the tokens of the first prompts of a task; 0: it is not of files."""
-    if not task.fingerprint:
-        return 0
-    prompts = task.prompts(np.arange(min(task.num_prompts, ASKED), dtype=np.int32))
-    rows = zip(np.asarray(prompts.tokens), np.asarray(prompts.mask), strict=True)
-    texts = [tokens[mask].astype("<i4").tobytes() for tokens, mask in rows]
-    return zlib.crc32(b"|".join(texts))
+def write_questions(workdir: Path, task: Task, grader: int = 0) -> None:
+    """Write questions.json: digests and counts of the questions of a task of files.
 
+    One that is there gets the grader alone.
 
-def weights_mark(path: str) -> int:
-    """Checksum of a checkpoint, by its folder or its name on the hub.
-
-    Raises:
-        ValueError: it cannot be found.
-    """
-    there = hub.checkpoint(path)
-    weights = sorted(there.glob("*.safetensors"))
-    return records.checksum_of([there / "config.json", *weights])
-
-
-def grader_mark(config: Config) -> int:
-    """Checksum of the file of the grader of a task of files; 0: of curax, or none.
-
-    A file with a whole experiment says nothing of its grader: arms are added there.
-    """
-    if unbound(config.task) is not file_task.task:
-        return 0
-    grader = graders.outcome_of(option(config.task, "grader"))
-    if "get_experiment" in getattr(unbound(grader), "__globals__", {}):
-        return 0
-    try:
-        return code_mark(grader, serve.GRADER)
-    except ValueError:  # it has none
-        return 0
-
-
-def code_mark(served: Callable[..., Any], service: serve.Service) -> int:
-    """Checksum of the file of a grader or an environment; 0: it is of curax.
-
-    Raises:
-        ValueError: as `serve.source_of`.
-    """
-    source = serve.source_of(served, service)
-    own = source.path.startswith(errors.PACKAGE)
-    return 0 if own else zlib.crc32(source.code)
-
-
-def write_questions(workdir: Path, task: Task) -> None:
-    """Write questions.json: digest and counts of the questions of a task of files.
+    Args:
+        workdir: run folder.
+        task: of the run.
+        grader: `marks.grader` of its config.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     path = workdir / QUESTIONS
-    if task.fingerprint and not path.exists():
+    began = reading.read_json(path)
+    if task.fingerprint and began.get("grader") != grader:
         sizes = {"prompts": task.num_prompts, "held_out": task.num_held_out}
-        marks = {"mark": task.fingerprint, "asked": asked(task)}
-        page = {**marks, **sizes, "told": task.summary}
+        digests = {"mark": task.fingerprint, "asked": marks.asked(task)}
+        page = {**digests, **sizes, "told": task.summary, **began, "grader": grader}
         with written_to(f"--workdir {workdir}", "another folder"):
             write_json(path, page)
+
+
+def grader_warning(workdir: Path, grader: int) -> str:
+    """Warning that another file grades than before, of `marks.grader`; empty: none."""
+    if reading.read_json(workdir / QUESTIONS).get("grader", grader) == grader:
+        return ""
+    return (
+        "the file of the grader or environment has changed since the run began or was "
+        "resumed; from here on outcomes are by the new one."
+    )
 
 
 def row_checks(*, step: int | None, warm: int) -> dict[str, dict[str, Any]]:

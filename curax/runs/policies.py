@@ -15,9 +15,10 @@ from curax.arrays import frozen
 from curax.config import Config, ConfigError, load, override, recalled
 from curax.config import Mesh as Sizes
 from curax.models import pretrained
+from curax.processes import peers
 from curax.runs import checkpoint, folder, reading
 from curax.settings import errors, files
-from curax.settings.config_paths import OF_FILE
+from curax.settings.config_paths import OF_FILE, describe
 from curax.settings.recipes import module_of
 from curax.settings.sizes import checkpoint_of
 from curax.step import build, loops
@@ -207,6 +208,27 @@ def states_of(config: Config, began: Mapping[str, Any]) -> States:
         task = dataclasses.replace(parts.task, num_prompts=prompts)
         parts = dataclasses.replace(parts, task=task)
     return States(parts)
+
+
+def is_readable(config: Config, workdir: Path) -> bool:
+    """Whether the last checkpoint of a complete run, which is only read, can be read.
+
+    True where its shapes cannot be known any more.
+    """
+    states = None
+    with contextlib.suppress(ConfigError):  # as where files of the task are gone
+        began = reading.read_json(workdir / folder.QUESTIONS)
+        states = states_of(config, began)
+    if not all(peers.gather(states is not None)) or states is None:
+        return True
+    about = folder.kept(describe(config))
+    saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=None, about=about)
+    with states.context(), contextlib.closing(saved):
+        try:
+            saved.restore(config.steps, states.abstract, states.sharding)
+        except checkpoint.DamagedError:
+            return False
+    return True
 
 
 def warm_state(loop: loops.Loop) -> TrainState:

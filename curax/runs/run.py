@@ -28,6 +28,7 @@ from curax.runs import (
     dashboards,
     ending,
     folder,
+    marks,
     memory_io,
     policies,
     reading,
@@ -81,14 +82,17 @@ def train(
     """
     start, took = time.monotonic(), ""
     since = begun(config, workdir, resume=resume)
-    if since == config.steps and is_readable(config, workdir):
+    if since == config.steps and policies.is_readable(config, workdir):
         say(f"Complete at step {since}; to go on, --set a higher steps.")
     else:
         loop, loaded = prepared(config, since)
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
         peers.on_first(folder.check_shapes, workdir, loop)
+        grader = marks.grader(config)
+        if warning := folder.grader_warning(workdir, grader):
+            say(f"Warning: {warning}")
         peers.on_first(folder.make, workdir, config, recipe)
-        peers.on_first(folder.write_questions, workdir, loop.parts.task)
+        peers.on_first(folder.write_questions, workdir, loop.parts.task, grader)
         try:
             made = Run(loop, workdir, loaded, profile=profile)
             stopped = made.run()
@@ -122,27 +126,6 @@ def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
             folder.check_files, workdir, since, finished=since == config.steps
         )
     return since
-
-
-def is_readable(config: Config, workdir: Path) -> bool:
-    """Whether the last checkpoint of a complete run, which is only read, can be read.
-
-    True where its shapes cannot be known any more. Arguments as `train`.
-    """
-    states = None
-    with contextlib.suppress(ConfigError):  # as where files of the task are gone
-        began = reading.read_json(workdir / folder.QUESTIONS)
-        states = policies.states_of(config, began)
-    if not all(peers.gather(states is not None)) or states is None:
-        return True
-    about = folder.kept(describe(config))
-    saved = checkpoint.Checkpoints(workdir / folder.CHECKPOINTS, keep=None, about=about)
-    with states.context(), contextlib.closing(saved):
-        try:
-            saved.restore(config.steps, states.abstract, states.sharding)
-        except checkpoint.DamagedError:
-            return False
-    return True
 
 
 def prepared(
