@@ -371,8 +371,7 @@ def draw(path: Path, every: list[Effect]) -> None:
 def tables() -> list[str]:
     """All tables of the page."""
     every = effects()
-    found = [weight_table(), tuning_table(), predicted_table()]
-    found += [greedy_table()] if greedy.RESULTS.exists() else []
+    found = [weight_table(), tuning_table(), predicted_table(), greedy_table()]
     for kind in KINDS:
         if any(one.kind == kind for one in every):
             found += [arm_table(kind), effect_table(every, kind)]
