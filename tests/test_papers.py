@@ -21,7 +21,7 @@ import test_reflected
 import tiny
 
 from curax import advantage
-from curax.comparison import analysis
+from curax.comparison import analysis, runner
 from curax.comparison import experiment as experiments
 from curax.config import load, override, transferred
 from curax.evaluation.benchmarks import BENCHMARKS
@@ -34,7 +34,9 @@ from curax.step.types import Selection, TrainRows
 from curax.tasks import rationale, word_problems
 from experiments import in_small
 from experiments.references_control import experiment as references_control
+from experiments.references_control import greedy as in_draws_and_greedily
 from experiments.references_control import own_answer
+from experiments.text import show as in_text
 from experiments.text_starts import show as of_starts
 
 ROOT = Path(__file__).parent.parent
@@ -141,6 +143,17 @@ def test_the_page_of_controls_says_what_their_results_give():
                 own = ends[f"{name}-{rate}"] - ends[f"{base[0]}-{rate}"]
             cells.append(of_starts.apart(own))
         assert f"| {row} | {' | '.join(cells)} |" in text
+
+
+def test_the_page_of_controls_says_what_greedy_answers_gain():
+    text, made = CONTROLS.read_text(), in_draws_and_greedily.get_experiment()
+    found = runner.finished(CONTROLS.parent / "results_greedy")
+    assert set(found) == set(made.recipes)
+    for name, own in found.items():
+        gains = (
+            in_text.value(made, own, rate) - own[rate][0] for rate in analysis.RATES
+        )
+        assert f"| `{name}` | {' | '.join(map(of_starts.apart, gains))} |" in text
 
 
 def shown(task, prompts):
