@@ -31,12 +31,7 @@ from curax.runs.rows import (
 )
 from curax.settings import files
 from curax.settings.cli import recipe_name, write_whole, written_to
-from curax.settings.config_paths import (
-    Place,
-    changes,
-    describe,
-    flat,
-)
+from curax.settings.config_paths import Place, changes, describe, flat
 from curax.settings.config_types import HubName, metadata
 from curax.step.states import States
 from curax.types import Task
