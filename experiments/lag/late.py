@@ -116,7 +116,7 @@ def outcomes(rate: float, arm: tuple[str, int, str], starts: Any) -> Any:
         kept = jax.tree.map(lambda x: jnp.stack([x] * (lag + 1)), state.params)
         keys = jax.random.split(jax.random.key(seed), UPDATES)
         carry, (tokens, gaps) = jax.lax.scan(one, (state, kept, jnp.int32(0)), keys)
-        _, outcome = loops.held_out_outcomes(parts, carry[0])
+        (_, outcome), _ = loops.held_out_outcomes(parts, carry[0])
         return jnp.nanmean(outcome), tokens.sum(), jnp.sqrt(gaps.sum() / tokens.sum())
 
     return whole(starts, jnp.arange(SEEDS, dtype=jnp.uint32))
