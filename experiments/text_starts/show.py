@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.comparison import analysis, runner
+from curax.comparison import runner
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments import in_small
@@ -27,7 +27,7 @@ from experiments.text_starts.experiment import ARMS, RATES, REGIMES, STARTS
 
 HERE = Path(__file__).parent
 BEGIN = "<!-- tables: python -m experiments.text_starts.show -->"
-KINDS = dict(zip(("draws", "greedy"), analysis.RATES, strict=True))
+KINDS = {name: rate for rate, name in chains.NAMED.items()}
 LONG = f"{long.REGIME}, {long.TIMES} times the tokens"
 
 
