@@ -46,6 +46,9 @@ def choose(
     """
     greedy = isinstance(temperature, int | float) and temperature == 0
     z = logits if greedy else logits / temperature
+    whole = not (greedy or top_k or support) and _keeps_all(top_p)
+    if whole and z.shape[-1] >= MANY:
+        return of_many(key, z)
     logp = jax.nn.log_softmax(z)
     chance = jnp.exp(logp)
     entropy = -jnp.sum(chance * logp, -1)
@@ -59,9 +62,34 @@ def choose(
         behaviour = pick(cut, token)
         if support:
             noted, chance = (supports.packed(cut, top_k=top_k),), jnp.exp(cut)
-    score_sq_norm = 1.0 - 2.0 * pick(chance, token) + jnp.sum(chance**2, -1)
-    score_sq_norm = jnp.maximum(score_sq_norm, 0.0)
-    return token, behaviour, pick(logp, token), entropy, score_sq_norm, *noted
+    score = score_sq_norm(pick(chance, token), jnp.sum(chance**2, -1))
+    return token, behaviour, pick(logp, token), entropy, score, *noted
+
+
+def of_many(key: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+    """`choose` of logits of `MANY` tokens or more, all kept, at temperature 1.
+
+    They are read for their maximum m, and once more for all else: no other array of
+    their size is needed. With e_b = exp(z_b - m) and s = sum_b e_b,
+
+        H = log s - sum_b e_b (z_b - m) / s,   sum_b pi_b^2 = sum_b e_b^2 / s^2
+    """
+    z = in_blocks(z)
+    most = jnp.max(z, (1, 2), keepdims=True)
+    e = jnp.exp(z - most)
+    mass = jnp.sum(e, -1)
+    total = jnp.sum(mass, -1)
+    mean = jnp.sum(e * (z - most), (1, 2)) / total
+    squares = jnp.sum(e**2, (1, 2)) / total**2
+    token, own = of_blocks(key, mass, z)
+    logp = own - most[:, 0, 0] - jnp.log(total)
+    score = score_sq_norm(jnp.exp(logp), squares)
+    return token, logp, logp, jnp.log(total) - mean, score
+
+
+def score_sq_norm(chance: jax.Array, squares: jax.Array) -> jax.Array:
+    """1 - 2 pi_a + sum_b pi_b^2, not below 0 by rounding."""
+    return jnp.maximum(1.0 - 2.0 * chance + squares, 0.0)
 
 
 def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
@@ -77,14 +105,32 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
         key: `[N]` PRNG keys.
         logp: `[N, V]` float32, normalised; -inf where a token is never drawn.
     """
-    rows, tokens = logp.shape
-    if tokens < MANY:
+    if logp.shape[-1] < MANY:
         return jax.vmap(jax.random.categorical)(key, logp).astype(jnp.int32)
-    mass = jnp.exp(logp).reshape(rows, math.gcd(tokens, 256), -1)
+    logp = in_blocks(logp)
+    return of_blocks(key, jnp.sum(jnp.exp(logp), -1), logp)[0]
+
+
+def in_blocks(x: jax.Array) -> jax.Array:
+    """Values of tokens `[N, V]` by block, `[N, gcd(V, 256), ...]`."""
+    return x.reshape(x.shape[0], math.gcd(x.shape[1], 256), -1)
+
+
+def of_blocks(
+    key: jax.Array, mass: jax.Array, z: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`categorical` in two levels: token `[N]` int32, and its z `[N]`.
+
+    Args:
+        key: `[N]` PRNG keys.
+        mass: `[N, B]` float32, in proportion to that of each block.
+        z: `[N, B, W]` float32, log-probs up to a constant of each row.
+    """
     which, where = jax.vmap(partial(jax.random.uniform, shape=(2,)))(key).T
-    block = inverse(jnp.sum(mass, -1), which)
-    inside = jnp.take_along_axis(mass, block[:, None, None], 1)[:, 0]
-    return block * mass.shape[-1] + inverse(inside, where)
+    block = inverse(mass, which)
+    own = jnp.take_along_axis(z, block[:, None, None], 1)[:, 0]
+    inside = inverse(jnp.exp(own - jnp.max(own, -1, keepdims=True)), where)
+    return block * z.shape[-1] + inside, pick(own, inside)
 
 
 def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
@@ -126,9 +172,12 @@ def truncate(
 
     if top_k:
         logp = keep(logp, jnp.ones_like, min(top_k, logp.shape[-1]), ties)
-    if isinstance(top_p, int | float) and top_p >= 1:
-        return logp
-    return keep(logp, jnp.exp, top_p)
+    return logp if _keeps_all(top_p) else keep(logp, jnp.exp, top_p)
+
+
+def _keeps_all(top_p: float | jax.Array) -> bool:
+    """Whether top-p is a number that keeps all tokens."""
+    return isinstance(top_p, int | float) and top_p >= 1
 
 
 def least_kept(
