@@ -43,7 +43,7 @@ def simulated(
     random = np.random.default_rng(0)
     drawn = np.ceil(random.exponential(mean, rows)) if unequal else np.full(rows, mean)
     queue = list(np.clip(drawn, 1, most).astype(int))
-    blocks = {"blocks": parts.piece(2, 64, 4), "kernel": (1, parts.BLOCK)}
+    blocks = {"blocks": parts.piece(2, 64, 4), "kernel": (1, parts.BLOCK // 2)}
     length, count = np.array(queue[:slots]), np.zeros(slots, int)
     del queue[:slots]
     stages = list(cache_sizes.widths(context, most))
@@ -94,18 +94,17 @@ def drawn(mean: float, most: int, groups: int, page: int) -> Drawn:
     from curax import allocate, rollout
     from curax.types import Contexts, Model, SharedCache
 
-    turns = []
+    turns, piece = [], parts.BLOCK // 2
 
     def features(params, tokens, positions, seen, cache=None, column=None):
         del params, positions, column
         wide = jnp.ones((*tokens.shape, 1))
         if not isinstance(cache, SharedCache):
             return wide, ((jnp.ones((len(tokens), 1, PROMPT, 1)),) * 2,)
-        own = jnp.pad(seen[:, PROMPT:], ((0, 0), (0, -seen.shape[1] % parts.BLOCK)))
-        blocks = jnp.sum(own.reshape(len(own), -1, parts.BLOCK).any(-1))
+        blocks = jnp.sum(parts.blocks_seen(seen[:, PROMPT:], piece)[1])
         held = jnp.zeros(CONTEXTS, bool).at[cache.context].set(True, mode="drop")
         active = jnp.sum(cache.context < CONTEXTS)
-        row = len(tokens), active, blocks * parts.BLOCK, jnp.sum(held)
+        row = len(tokens), active, blocks * piece, jnp.sum(held)
         jax.debug.callback(lambda *row: turns.append(row), *row)
         return wide, cache
 

@@ -115,6 +115,11 @@ def test_a_slice_that_is_copied_to_the_chip_is_all_that_is_read():
             "bf16[64,128]{1,0:S(1)} dynamic-update-slice(%near, %piece, %i, %i)",
             *(8 * ROW / 2 + 2 * INDEX, 0),
         ),
+        (  # a kernel with two views of an array
+            "f32[8,128]{1,0} custom-call(%w, %piece, %x, %w), "
+            'custom_call_target="tpu_custom_call"',
+            *(WEIGHTS + 8 * ROW, 8 * ROW),
+        ),
     ],
 )
 def test_what_starts_and_what_is_cut_moves_what_it_makes_alone(line, read, written):

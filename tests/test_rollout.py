@@ -344,6 +344,28 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     close(batched[0][1], run(q, k, v, jnp.asarray(seen))[0], rtol=0, atol=1e-6)
 
 
+@given(st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_a_step_fetches_what_it_needs_and_else_what_is_there(steps, seed):
+    random = np.random.default_rng(seed)
+    found = np.sort(random.choice(40, steps, replace=False))
+    some = random.random((steps, parts.FETCHES)) < 0.4
+    some[np.arange(steps), random.integers(parts.FETCHES, size=steps)] = True
+    got = np.asarray(parts.fetched(jnp.asarray(found), jnp.asarray(some)))
+    own = found[:, None] * parts.FETCHES + np.arange(parts.FETCHES)
+    np.testing.assert_array_equal(got[some], own[some])
+    again = ~some[1:]
+    np.testing.assert_array_equal(got[1:][again], got[:-1][again])
+    assert set(got[0]) <= set(own[0][some[0]])
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "slots", "queries", "heads"),
+    [(8, 1, 2, 8), (8, 8, 2, 8), (8, 32, 4, 4), (32, 32, 1, 4), (3, 32, 8, 3)],
+)
+def test_a_step_reads_as_many_heads_as_have_room(kv_heads, slots, queries, heads):
+    assert parts.heads_at_once(kv_heads, slots, queries, 128, 2) == heads
+
+
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend")
 @pytest.mark.parametrize(
     ("paged", "queries", "width"), [(False, 2, 300), (False, 96, 32), (True, 7, 256)]
@@ -355,7 +377,7 @@ def test_the_kernel_of_gpus_is_lowered_where_there_is_none(paged, queries, width
     q, seen = array((4, 2, queries, 64), keys.dtype), array((4, width), bool)
     source = array((4, width // parts.BLOCK) if paged else (4,), jnp.int32)
     with use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
-        traced = jax.jit(parts.kernel).trace(q, keys, keys, seen, source)
+        traced = jax.jit(parts.of_kernel).trace(q, keys, keys, seen, source)
         assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -665,16 +687,41 @@ def test_the_inverse_is_its_definition_and_finds_no_place_without_mass(seed, emp
     assert (~near).sum() > 20
 
 
+choose = jax.jit(choice.choose)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 1.0, 4.0]))
+def test_of_a_large_vocabulary_what_is_noted_is_its_definition(seed, temperature):
+    vocabulary = choice.MANY + 24  # blocks of 515
+    logits = 6 * np.random.default_rng(seed).normal(size=(3, vocabulary))
+    logits = logits.astype(np.float32)
+    key = jax.random.split(jax.random.key(seed), 3)
+    drawn = choose(key, logits, temperature=temperature)
+    token, behaviour, policy, entropy, score = map(np.asarray, drawn)
+    z = logits.astype(np.float64) / np.float32(temperature)
+    logp = z - z.max(-1, keepdims=True)
+    logp -= np.log(np.exp(logp).sum(-1, keepdims=True))
+    chance = np.exp(logp)
+    np.testing.assert_array_equal(behaviour, policy)
+    close(policy, logp[np.arange(3), token], atol=1e-5)
+    close(entropy, -(chance * logp).sum(-1), atol=1e-5)
+    one = np.arange(vocabulary) == token[:, None]
+    close(score, ((one - chance) ** 2).sum(-1), atol=1e-5)
+    by_logp = choice.categorical(key, jnp.asarray(logp, jnp.float32))
+    assert np.mean(token == by_logp) > 0.6  # but where a share is within rounding
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("top_p", [0.999, 1.0])
 @pytest.mark.parametrize("vocabulary", [4096, 4099])
-def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary):
+def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary, top_p):
     places = np.array([0, 15, 16, 700, 701, vocabulary - 1])
     chance = np.array([0.05, 0.3, 0.1, 0.2, 0.25, 0.1])
     logits = np.full(vocabulary, -np.inf, np.float32)
     logits[places] = np.log(chance) + 5
     rows = 3000
     given_logits = jnp.broadcast_to(logits, (rows, vocabulary))
-    token, behaviour, *_ = jax.jit(partial(choice.choose, top_p=0.999))(
+    token, behaviour, *_ = jax.jit(partial(choice.choose, top_p=top_p))(
         jax.random.split(KEY, rows), given_logits
     )
     count = (np.asarray(token)[:, None] == places).sum(0)

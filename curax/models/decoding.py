@@ -187,7 +187,7 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
         there, high, sum_ = shared.exponentials(grouped, theirs)
     high = jnp.where(sum_ > 0, high, parts.LOWEST)  # an idle slot may be in no tile
     if pool is not None:
-        of_pages = parts.kernel(grouped, pool[0][0], pool[1][0], before, at)
+        of_pages = parts.of_kernel(grouped, pool[0][0], pool[1][0], before, at)
         there, high, sum_ = parts.joined((there, high, sum_), of_pages)
     most = jnp.maximum(top, high)
     low, up = jnp.exp(top - most), jnp.exp(high - most)
@@ -195,7 +195,10 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     factor, other = low / total, up / total
     out = here * factor[..., None] if read else parts.mixed(here, factor, v)
     out += there * other[..., None] if kernel else shared.mixed(there, other)
-    return out.astype(v.dtype).reshape(q.shape)
+    out = out.astype(v.dtype)
+    if kernel:  # or XLA reshapes both parts, in float32
+        out = jax.lax.optimization_barrier(out)
+    return out.reshape(q.shape)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,9 +218,10 @@ class Shared:
         tiles = self.tiles
         used = jnp.arange(tiles.prefix.size) < tiles.count
         mask = seen[tiles.slot[:, 0]] & used[:, None]
-        found = parts.kernel(self.of_tiles(q), self.k, self.v, mask, tiles.prefix)
-        out, top, total = map(self.of_slots, found)
-        return out, top, total
+        found = parts.kernel(q, self.k, self.v, mask, tiles.prefix, tiles.slot)
+        out, top, total = (x.reshape(-1, *x.shape[2:])[tiles.place] for x in found)
+        any_ = mask.any(-1)[tiles.place // tiles.slot.shape[1]]
+        return parts.written((out, top, total), any_)
 
     def exponentials(self, q: jax.Array, seen: jax.Array) -> parts.Part:
         """`parts.exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""
@@ -241,15 +245,12 @@ class Shared:
 
     def of_tiles(self, x: jax.Array) -> jax.Array:
         """Values by tile, `[t, kv_heads, m R, ...]`, from those by slot, `[K, ...]`."""
-        x = jnp.swapaxes(x[self.tiles.slot], 1, 2)
-        return x.reshape(*x.shape[:2], -1, *x.shape[4:])
+        return parts.in_rows(x, self.tiles.slot)
 
     def of_slots(self, x: jax.Array) -> jax.Array:
         """Values by slot, from those by tile: the inverse of `of_tiles`."""
-        most, size = self.tiles.slot.shape
-        x = x.reshape(*x.shape[:2], size, -1, *x.shape[3:])
-        x = jnp.swapaxes(x, 1, 2)
-        return x.reshape(most * size, *x.shape[2:])[self.tiles.place]
+        each = parts.of_each(x, self.tiles.slot.shape[1])
+        return each.reshape(-1, *each.shape[2:])[self.tiles.place]
 
     def over_tiles(self, part: Callable[[Callable[..., jax.Array]], Any]) -> Any:
         """Output of `part` for all tiles; on a CPU for a few tiles at a time.

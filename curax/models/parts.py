@@ -8,6 +8,7 @@ There e^(l_s - m) is rounded to the precision of v, with the running m.
 
 import math
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 
 import jax
@@ -17,9 +18,11 @@ from curax.arrays.sharding import active, ampere, cores, platform
 
 LEAST = 256  # fewest columns that are read in blocks
 PIECE = 2**19  # bytes of keys in a block of a CPU: copied by several threads, cached
-BLOCK = 128  # columns of a page and of a TPU's block; a head that fills its lanes
+BLOCK = 128  # columns of a page, twice those that a TPU fetches; entries of its lanes
+FETCHES = 4  # pieces of half as many columns that a step of a TPU's kernel reads
 TILE = 64  # columns of a block of a GPU, and most queries of a program there
 PROGRAMS = 1024  # of a GPU, so that all its processors have some
+VMEM = 2**23  # bytes of buffers of a TPU's kernel
 ROOM = 256  # most bytes of a head there, or shared memory would not do
 TRITON = "jax.experimental.pallas.triton"  # to be removed, says JAX 0.12
 LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -162,28 +165,69 @@ def joined(one: Part, other: Part) -> Part:
     return out, most, total * low + sum_ * up
 
 
-def of_kernel(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part:
-    """`of_blocks` by `kernel`."""
-    return kernel(q, k, v, seen, jnp.arange(q.shape[0], dtype=jnp.int32))
+def of_kernel(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array,
+    source: jax.Array | None = None,
+) -> Part:
+    """`of_blocks` by `kernel`; slots read their own, or pages if `source` is given."""
+    own = jnp.arange(q.shape[0], dtype=jnp.int32)
+    source = own if source is None else source
+    out, top, total = kernel(q, k, v, seen, source, own[:, None])
+    return written((out[:, 0], top[:, 0], total[:, 0]), seen.any(-1))
 
 
 def kernel(
-    q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, source: jax.Array
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    seen: jax.Array,
+    source: jax.Array,
+    slot: jax.Array,
 ) -> Part:
     """`of_blocks` by a Pallas kernel of the platform, which others interpret.
 
-    Row n reads the keys and values of `source[n]`, or, one behind the other, the pages
-    `source[n, :]`, and of these the blocks of columns in which it sees a key.
+    Row n has the queries of `slot[n, :]`. It reads the keys and values of `source[n]`,
+    or, one behind the other, the pages `source[n, :]`, and of these the blocks of
+    columns in which it sees a key.
 
     Args:
-        q: `[N, kv_heads, R, d]`.
+        q: `[K, kv_heads, R, d]`.
         k: `[M, kv_heads, S, d]`; pages: `[M, kv_heads, B, d]`.
         v: as k.
         seen: `[N, S]` bool.
         source: `[N]` or `[N, S / B]` int32.
+        slot: `[N, m]` int32.
+
+    Returns:
+        As of `of_blocks`, `[N, m, kv_heads, R, ...]`; anything where no key is visible.
     """
     of_platform = triton if platform() == "gpu" else mosaic
-    return of_platform(q, k, v, seen, source)
+    return of_platform(q, k, v, seen, source, slot)
+
+
+def written(part: Part, any_: jax.Array) -> Part:
+    """A part of `kernel` with what it did not write, where `any_` `[N]` is False."""
+    out, top, total = part
+    any_ = any_[:, None, None]
+    return (
+        jnp.where(any_[..., None], out, 0.0),
+        jnp.where(any_, top, LOWEST),
+        jnp.where(any_, jnp.maximum(total, TINY), TINY),
+    )
+
+
+def in_rows(x: jax.Array, slot: jax.Array) -> jax.Array:
+    """Values of slots `[K, kv_heads, R, ...]` as `[N, kv_heads, m R, ...]`."""
+    x = jnp.swapaxes(x[slot], 1, 2)
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])
+
+
+def of_each(x: jax.Array, slots: int) -> jax.Array:
+    """Values of `in_rows` as `[N, m, kv_heads, R, ...]`, m `slots`."""
+    return jnp.swapaxes(x.reshape(*x.shape[:2], slots, -1, *x.shape[3:]), 1, 2)
 
 
 def blocks_seen(seen: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -193,73 +237,145 @@ def blocks_seen(seen: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     return blocks, blocks.any(-1)
 
 
+def fetched(found: jax.Array, some: jax.Array) -> jax.Array:
+    """Pieces that lie in the places of a step of `mosaic`, `[steps, FETCHES]` int32.
+
+    Where a step needs none it is the one of the step before, or in front of the first
+    that is needed any that the first step needs.
+
+    Args:
+        found: `[steps]` int32, blocks of `FETCHES` pieces.
+        some: `[steps, FETCHES]` bool, pieces of them in which a key is seen.
+    """
+    own = found[:, None] * FETCHES + jnp.arange(FETCHES)[None]
+    at = jnp.arange(len(found))[:, None]
+    last = jax.lax.cummax(jnp.where(some, at, -1))
+    before = jnp.take_along_axis(own, jnp.maximum(last, 0), 0)
+    return jnp.where(last < 0, own[0, jnp.argmax(some[0])], before)
+
+
+def heads_at_once(kv_heads: int, slots: int, queries: int, d: int, item: int) -> int:
+    """Heads of keys that a step of `mosaic` reads: as many as have room, of a core.
+
+    A buffer's last but one axis is filled up to 8 rows of 4 bytes, its last to `BLOCK`.
+    What is read or written has two of them.
+    """
+    rows, lines = -(-queries // 8) * 8, -(-slots * queries // 8) * 8
+    each = 2 * 4 * slots * rows * (2 * d + 2 * BLOCK)  # queries, results, m and z
+    each += 4 * lines * (2 * d + 2 * BLOCK)  # the same, of all slots
+    each += 2 * 2 * FETCHES * BLOCK // 2 * d * item
+    parts = math.gcd(kv_heads, cores())
+    fitting = (n for n in range(parts, kv_heads, parts) if kv_heads % n == 0)
+    return next((p for n in fitting if (p := kv_heads // n) * each <= VMEM), 1)
+
+
 @jax.custom_batching.sequential_vmap
-def mosaic(q, k, v, seen, source) -> Part:
+def mosaic(q, k, v, seen, source, slot) -> Part:
     """`kernel` for TPUs, whose pages have `BLOCK` columns.
 
-    The grid has a step for each block of so many columns in which a row sees a key, one
-    row after the other, and the maps of its operands tell which: no others are fetched.
+    The grid has a step for each block of `FETCHES` pieces of columns in which a row
+    sees a key, one row after the other, and the maps of its operands tell which pieces:
+    where no key of one is seen what the step before had in its place stays there, and
+    nothing is fetched.
     """
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
-    mask, some = blocks_seen(seen, BLOCK)
-    most, paged = some.shape[1], source.ndim == 2
-    mask, some = mask.reshape(rows, -1), some.reshape(-1)
-    (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
+    (_, kv_heads, queries, d), (rows, width) = q.shape, seen.shape
+    size, paged = BLOCK // 2, source.ndim == 2
+    each = (k.shape[2] if paged else -(-width // size) * size) // size  # of a source
+    mask, some = blocks_seen(seen, size * FETCHES)
+    most = some.shape[1]
+    (found,) = jnp.nonzero(some.reshape(-1), size=some.size, fill_value=0)
     count = jnp.maximum(jnp.sum(some, dtype=jnp.int32), 1)  # one without keys: zeros
-    source = source.reshape(-1)[found if paged else found // most]
-    parts = math.gcd(kv_heads, cores())  # of the heads, one for each core
-    part = kv_heads // parts
+    some = mask.reshape(-1, FETCHES, size).any(-1)[found]  # [steps, FETCHES]
+    own = fetched(found, some)
+    row, piece = own // (most * FETCHES), own % (most * FETCHES)
+    source = source[row, piece // each] if paged else source[row]
+    held = source * each + piece % each
+    ends = (slots := slot.shape[1]) + FETCHES  # of the operands: queries, then keys
+    part = heads_at_once(kv_heads, slots, queries, d, k.dtype.itemsize)
 
-    def step(found, source, q, k, v, mask, out, top, total):
-        del source
-        i = pl.program_id(1)
-        row, block = found[i] // most, found[i] % most
+    def step(found, held, slot, *refs):
+        del slot
+        q, keys, values = refs[:slots], refs[slots:ends], refs[ends : ends + FETCHES]
+        mask, *into, asked, out, top, total = refs[ends + FETCHES :]
+        i, count = pl.program_id(1), pl.num_programs(1)
+        row = found[i] // most
+        cuts = [slice(n * queries, (n + 1) * queries) for n in range(slots)]
 
         @pl.when((i == 0) | (found[jnp.maximum(i - 1, 0)] // most != row))
         def _():
             out[...] = jnp.zeros_like(out)
             top[...] = jnp.full_like(top, LOWEST)
             total[...] = jnp.zeros_like(total)
+            for cut, x in zip(cuts, q, strict=True):
+                asked[:, cut] = x[:, 0].astype(asked.dtype)
 
-        values = v[0]
-        if width % BLOCK:  # what lies behind the last column may be no number
-            place = block * BLOCK + jax.lax.broadcasted_iota(jnp.int32, values.shape, 1)
-            values = jnp.where(place < width, values, jnp.zeros_like(values))
-        state = out[0], top[0], total[0]
-        new = added(state, q[0], k[0], values, (mask[0] != 0)[None])
-        out[0], top[0], total[0] = new
+        def real(n, x):  # what lies behind the last column may be no number
+            if width % size == 0:
+                return x
+            place = held[i * FETCHES + n] % each * size
+            place += jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+            return jnp.where(place < width, x, jnp.zeros_like(x))
 
-    def of_row(i, at, found, source):
-        return found[at] // most, i, 0, 0
+        k = jnp.concatenate([x[0] for x in keys], 1)
+        v = jnp.concatenate([real(n, x[0]) for n, x in enumerate(values)], 1)
+        state = out[...], top[...], total[...]
+        mine = asked[...].astype(q[0].dtype)
+        new = added(state, mine, k, v, (mask[0] != 0)[None])
+        out[...], top[...], total[...] = new
 
-    def of_keys(i, at, found, source):
-        return source[at], i, 0 if paged else found[at] % most, 0
+        following = found[jnp.minimum(i + 1, count - 1)] // most
 
-    def of_mask(i, at, found, source):
+        @pl.when((i == count - 1) | (following != row))
+        def _():
+            for to, x in zip(into, (out, top, total), strict=True):
+                for n, cut in enumerate(cuts):
+                    to[0, n] = x[:, cut]
+
+    def of_slot(n, i, at, found, held, slot):
+        return i, slot[found[at] // most * slots + n], 0, 0
+
+    def of_row(i, at, found, held, slot):
+        return found[at] // most, 0, i, 0, 0
+
+    def of_keys(n, i, at, found, held, slot):
+        one = held[at * FETCHES + n]
+        return one // each, i, one % each, 0
+
+    def of_mask(i, at, found, held, slot):
         return found[at] // most, 0, found[at] % most
 
     if not (interpret := platform() != "tpu"):  # or all would be copied to VMEM first
         k, v = (pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in (k, v))
-    keys = pl.BlockSpec((1, part, BLOCK, d), of_keys)
+    asked = [
+        pl.BlockSpec((part, 1, queries, d), partial(of_slot, n)) for n in range(slots)
+    ]
+    keys = [
+        pl.BlockSpec((1, part, size, d), partial(of_keys, n)) for n in range(FETCHES)
+    ]
     sizes = d, 1, 1
     out, top, total = pl.pallas_call(
         step,
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(parts, count),
+            num_scalar_prefetch=3,
+            grid=(kv_heads // part, count),
             in_specs=[
-                pl.BlockSpec((1, part, queries, d), of_row),
-                keys,
-                keys,
-                pl.BlockSpec((1, 1, BLOCK), of_mask),
+                *asked,
+                *keys,
+                *keys,
+                pl.BlockSpec((1, 1, size * FETCHES), of_mask),
             ],
-            out_specs=[pl.BlockSpec((1, part, queries, n), of_row) for n in sizes],
+            out_specs=[
+                pl.BlockSpec((1, slots, part, queries, n), of_row) for n in sizes
+            ],
+            scratch_shapes=[
+                pltpu.VMEM((part, slots * queries, n), jnp.float32) for n in (d, *sizes)
+            ],
         ),
         out_shape=[
-            jax.ShapeDtypeStruct((rows, kv_heads, queries, n), jnp.float32)
+            jax.ShapeDtypeStruct((rows, slots, kv_heads, queries, n), jnp.float32)
             for n in sizes
         ],
         compiler_params=pltpu.CompilerParams(
@@ -267,16 +383,19 @@ def mosaic(q, k, v, seen, source) -> Part:
         ),
         interpret=interpret,
         name="decode_attention",
-    )(found.astype(jnp.int32), source, q, k, v, mask.astype(jnp.int32)[:, None])
-    any_ = seen.any(-1)[:, None, None]  # others were not written
-    return (
-        jnp.where(any_[..., None], out, 0.0),
-        jnp.where(any_, top[..., 0], LOWEST),
-        jnp.where(any_, jnp.maximum(total[..., 0], TINY), TINY),
+    )(
+        found.astype(jnp.int32),
+        held.astype(jnp.int32).reshape(-1),
+        slot.astype(jnp.int32).reshape(-1),
+        *[jnp.swapaxes(q, 0, 1)] * slots,
+        *[k] * FETCHES,
+        *[v] * FETCHES,
+        mask.reshape(rows, 1, -1).astype(jnp.int32),
     )
+    return out, top[..., 0], total[..., 0]
 
 
-def triton(q, k, v, seen, source) -> Part:
+def triton(q, k, v, seen, source, slot) -> Part:
     """`kernel` for GPUs, by Triton.
 
     A program has a row, a head of keys and at most `TILE` of its queries, and reads
@@ -286,6 +405,7 @@ def triton(q, k, v, seen, source) -> Part:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as gpu
 
+    slots, q = slot.shape[1], in_rows(q, slot)
     (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
     page = k.shape[2] if (paged := source.ndim == 2) else width
     block = math.gcd(TILE, page) if paged else TILE
@@ -350,8 +470,9 @@ def triton(q, k, v, seen, source) -> Part:
     )(count, found, source, q, k, v, mask.reshape(rows, -1).astype(jnp.int8))
     most = jnp.max(top, 0, keepdims=True)
     scale = jnp.exp(top - most)
-    out, total = jnp.sum(out * scale, 0), jnp.sum(total * scale, 0)
-    return out, most[0, ..., 0], jnp.maximum(total[..., 0], TINY)
+    out, total = jnp.sum(out * scale, 0), jnp.sum(total * scale, 0)[..., 0]
+    out, top, total = (of_each(x, slots) for x in (out, most[0, ..., 0], total))
+    return out, top, total
 
 
 # How columns are read by blocks, on the platforms where they are.

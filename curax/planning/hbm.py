@@ -115,7 +115,11 @@ class _Module:
 
     def _access(self, one: Instruction, every: dict[str, Instruction]) -> Access:
         """What an instruction itself reads and writes."""
-        types = [every[name].type if name in every else "" for name in one.operands]
+        kernel = KERNEL in one.text
+        names = one.operands
+        if kernel:  # which may have several views of an array
+            names = {_viewed(name, every): name for name in names}.values()
+        types = [every[name].type if name in every else "" for name in names]
         if one.opcode in FREE or one.opcode.endswith("-done"):
             return Access(0.0, 0.0, "", "")
         if one.opcode == "fusion":
@@ -146,7 +150,6 @@ class _Module:
         array = max(_leaves(largest), key=size, default="")
         name = ARRAY.match(array)
         shape = f"{name[1]}[{name[2]}]" if name else ""
-        kernel = KERNEL in one.text
         return Access(sum(reads), made, shape, self._source(one.text), kernel)
 
     def _seen(self, name: str, place: int, whole: float) -> Iterator[float]:
@@ -210,6 +213,13 @@ class _Module:
                 whole = min(whole, entire(every[operand].type))
             total += whole
         return reads, total
+
+
+def _viewed(name: str, every: dict[str, Instruction]) -> str:
+    """Name of the array that an operand is, maybe under another shape."""
+    while name in every and every[name].opcode == "bitcast":
+        name = every[name].operands[0]
+    return name
 
 
 def _calls(fusion: Instruction) -> str:
