@@ -1027,10 +1027,12 @@ def test_a_dry_run_compiles_all_and_writes_nothing(
 
 
 @pytest.mark.long
-def test_a_dry_run_of_a_run_at_step_0_names_that_step(tmp_path):
-    folder = tmp_path / "run"
-    argv = ["--config", str(small.FILE), "--workdir", str(folder)]
+def test_a_dry_run_of_a_run_at_step_0_names_that_step(tmp_path, monkeypatch):
+    where = tmp_path / "run"
+    argv = ["--config", str(small.FILE), "--workdir", str(where)]
     assert main(*argv, "--set", "steps=0")[0] == 0
+    monkeypatch.setattr(folder, "grader_warning", lambda *_: "another grader.")
     status, out, err = main(*argv, "--resume", "--dry-run")
     assert (status, err) == (0, "")
-    assert f"without --dry-run: {folder}, step 0." in out
+    assert "Warning: another grader.\n" in out
+    assert f"without --dry-run: {where}, step 0." in out

@@ -10,7 +10,7 @@ from curax.config import Config
 from curax.planning import estimate, programs
 from curax.planning.programs import Compiled
 from curax.processes import peers
-from curax.runs import cache, folder, reading, run
+from curax.runs import cache, folder, marks, reading, run
 from curax.runs.cache import memory_of_device
 from curax.runs.progress import Progress
 from curax.settings.sizes import kept_of
@@ -71,6 +71,8 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
     if resume:
         peers.on_first(folder.check_questions, workdir, loop.parts.task)
         peers.on_first(folder.check_shapes, workdir, loop)
+        if warning := folder.grader_warning(workdir, marks.grader(config)):
+            run.say(f"Warning: {warning}")
     with Progress(run.console()) as progress:
         if summary := loop.parts.task.summary:
             progress.say(summary)
