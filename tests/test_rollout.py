@@ -687,16 +687,27 @@ def test_the_inverse_is_its_definition_and_finds_no_place_without_mass(seed, emp
     assert (~near).sum() > 20
 
 
-choose = jax.jit(choice.choose)
+@cache
+def chooser(platform):
+    @jax.jit
+    def choose(key, logits, temperature):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choice, "platform", lambda: platform)
+            return choice.choose(key, logits, temperature=temperature)
+
+    return choose
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 1.0, 4.0]))
-def test_of_a_large_vocabulary_what_is_noted_is_its_definition(seed, temperature):
+def test_of_a_large_vocabulary_what_is_noted_is_its_definition(
+    platform, seed, temperature
+):
     vocabulary = choice.MANY + 24  # blocks of 515
     logits = 6 * np.random.default_rng(seed).normal(size=(3, vocabulary))
     logits = logits.astype(np.float32)
     key = jax.random.split(jax.random.key(seed), 3)
-    drawn = choose(key, logits, temperature=temperature)
+    drawn = chooser(platform)(key, logits, np.float32(temperature))
     token, behaviour, policy, entropy, score = map(np.asarray, drawn)
     z = logits.astype(np.float64) / np.float32(temperature)
     logp = z - z.max(-1, keepdims=True)

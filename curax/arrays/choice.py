@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import supports
+from curax.arrays.sharding import platform
 from curax.types import Rollouts
 
 # A vocabulary of so many tokens is neither given a random number each nor sorted.
@@ -69,20 +70,27 @@ def choose(
 def of_many(key: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
     """`choose` of logits of `MANY` tokens or more, all kept, at temperature 1.
 
-    They are read for their maximum m, and once more for all else: no other array of
-    their size is needed. With e_b = exp(z_b - m) and s = sum_b e_b,
+    They are read for their maximum m, and once more for all else. With
+    e_b = exp(z_b - m) and s = sum_b e_b,
 
         H = log s - sum_b e_b (z_b - m) / s,   sum_b pi_b^2 = sum_b e_b^2 / s^2
+
+    A CPU sums rows fastest as they are, and e is computed there once; elsewhere no
+    other array of their size is needed.
     """
-    z = in_blocks(z)
-    most = jnp.max(z, (1, 2), keepdims=True)
-    e = jnp.exp(z - most)
-    mass = jnp.sum(e, -1)
+    on_cpu = platform() == "cpu"
+    rows = z if on_cpu else in_blocks(z)
+    axes = tuple(range(1, rows.ndim))
+    most = jnp.max(rows, axes, keepdims=True)
+    e = jnp.exp(rows - most)
+    if on_cpu:
+        e = jax.lax.optimization_barrier(e)
+    mass = jnp.sum(in_blocks(e), -1)
     total = jnp.sum(mass, -1)
-    mean = jnp.sum(e * (z - most), (1, 2)) / total
-    squares = jnp.sum(e**2, (1, 2)) / total**2
-    token, own = of_blocks(key, mass, z)
-    logp = own - most[:, 0, 0] - jnp.log(total)
+    mean = jnp.sum(e * (rows - most), axes) / total
+    squares = jnp.sum(e**2, axes) / total**2
+    token, own = of_blocks(key, mass, in_blocks(z))
+    logp = own - most.reshape(-1) - jnp.log(total)
     score = score_sq_norm(jnp.exp(logp), squares)
     return token, logp, logp, jnp.log(total) - mean, score
 
@@ -112,8 +120,8 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
 
 
 def in_blocks(x: jax.Array) -> jax.Array:
-    """Values of tokens `[N, V]` by block, `[N, gcd(V, 256), ...]`."""
-    return x.reshape(x.shape[0], math.gcd(x.shape[1], 256), -1)
+    """Values of tokens `[N, V]` by block, `[N, gcd(V, 256), ...]`, if they are not."""
+    return x.reshape(len(x), math.gcd(math.prod(x.shape[1:]), 256), -1)
 
 
 def of_blocks(
