@@ -73,7 +73,7 @@ class Entry(NamedTuple):
 
     recipe: str
     setting: str  # swept; "": the recipe as it is
-    value: Any  # of the setting that is swept
+    value: Any  # of the setting that is swept, as JSON
     histories: Mapping[str, History]
     pairs: Mapping[str, str]  # condition -> text that arms with the same start share
     own: Mapping[str, Any] = {}  # swept settings and their values in the recipe

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from curax import __version__
 from curax.comparison import analysis, figures, page, runner
-from curax.comparison.experiment import Arm, Experiment, by_name, setting_of, warm_key
+from curax.comparison.experiment import Arm, Experiment, in_json, setting_of, warm_key
 from curax.runs import folder, reading
 from curax.runs.progress import Progress
 from curax.runs.run import set_up_libraries
@@ -67,10 +67,10 @@ def entries(
         found.setdefault(arm.label, []).append(arm)
     return [
         analysis.Entry(
-            *(each[0].recipe, *each[0].swept),
+            *(each[0].recipe, each[0].swept[0], in_json(each[0].swept[1])),
             {a.condition: analysis.history_of(histories[a.name]) for a in each},
             {a.condition: warm_key(experiment, a) for a in each},
-            own={n: by_name(setting_of(each[0].config, n)) for n in experiment.sweep},
+            own={n: in_json(setting_of(each[0].config, n)) for n in experiment.sweep},
         )
         for each in found.values()
     ]

@@ -141,12 +141,8 @@ class Arm(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Changed settings as JSON values; what is neither number nor text, as text."""
-        named = {name: by_name(value) for name, value in self.changed}
-        return {
-            n: x if isinstance(x, str | int | float) else str(x)
-            for n, x in named.items()
-        }
+        """Changed settings as JSON values, by `in_json`."""
+        return {name: in_json(value) for name, value in self.changed}
 
     @property
     def label(self) -> str:
@@ -170,6 +166,12 @@ def by_name(value: Any) -> Any:
     bound = getattr(value, "keywords", {})
     options = ", ".join(f"{name}={by_name(x)}" for name, x in bound.items())
     return f"{full_name(value)}({options})" if bound else full_name(value)
+
+
+def in_json(value: Any) -> str | int | float:
+    """A value of a setting; what is neither number nor text, as text."""
+    named = by_name(value)
+    return named if isinstance(named, str | int | float) else str(named)
 
 
 def load_experiment(path: Path) -> Experiment:
