@@ -584,6 +584,22 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         ("recipes={'a' * 240: 'grpo'}, tokens=1, steps=1", ", at most 200 bytes."),
         ("recipes={'a': 'grpo'}, steps=1", "neither tokens nor updates is set"),
         ("recipe={'a': 'grpo'}, steps=1", "unexpected keyword argument 'recipe'"),
+        ("recipes=['grpo'], tokens=1, steps=1", "recipes=['grpo'] is no dict"),
+        ("recipes={1: 'grpo'}, tokens=1, steps=1", "recipes names 1, which is no text"),
+        (
+            "recipes={'a': ('grpo', {}, 3)}, tokens=1, steps=1",
+            "recipes['a']=('grpo', {}, 3) is no recipe; write 'grpo', or",
+        ),
+        ("recipes={'a': ['grpo']}, tokens=1, steps=1", "recipes['a']=['grpo'] is no r"),
+        (
+            "recipes={'a': ('grpo', 'loss.high=1')}, tokens=1, steps=1",
+            "the second of recipes['a']='loss.high=1' is no dict",
+        ),
+        (WHOLE + ", common={3: 3}", "common names 3, which is no text; write '3'."),
+        (WHOLE + ", sweep={3: (1,)}", "sweep names 3, which is no text"),
+        (WHOLE + ", conditions={'b': None}", "conditions['b']=None is no dict"),
+        (WHOLE + ", baseline=3", "baseline=3 must be text or none"),
+        (WHOLE + ", cost='1:3'", "cost='1:3' must be a tuple of 2 numbers"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):

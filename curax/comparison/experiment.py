@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from curax.config import Config, ConfigError, load, override
 from curax.settings.config_paths import Place, describe, full_name, wrong_values
 from curax.settings.config_types import Count, Magnitude, Natural, Share
+from curax.settings.files import cut
 from curax.settings.groups import AXES
 from curax.settings.recipes import made_by
 
@@ -69,8 +70,26 @@ class Experiment:
     watched: tuple[str, ...] = ()  # metrics kept beside the pass rates
 
     def __post_init__(self) -> None:
-        for wrong in (*wrong_values(Place(self)), *self._conflicts()):
-            raise ConfigError(wrong)
+        wrong = (self._of_wrong_kind(), wrong_values(Place(self)), self._conflicts())
+        for first in itertools.chain.from_iterable(wrong):  # later ones need earlier
+            raise ConfigError(first)
+
+    def _of_wrong_kind(self) -> Iterator[str]:
+        """Yield sentences about fields and changes that are no dict with names."""
+        names = "recipes", "common", "sweep", "tune", "conditions", "warm_start"
+        for name in names:
+            yield from _no_dict(name, getattr(self, name))
+        for name, changes in self.conditions.items():
+            yield from _no_dict(f"conditions[{name!r}]", changes)
+        for name, recipe in self.recipes.items():
+            where = f"recipes[{name!r}]"
+            if isinstance(recipe, tuple) and len(recipe) == 2:
+                yield from _no_dict(f"the second of {where}", recipe[1])
+            elif not (recipe and isinstance(recipe, str | os.PathLike | Config)):
+                yield (
+                    f"{where}={cut(repr(recipe))} is no recipe; write 'grpo', or "
+                    "('grpo', {'loss.high': 0.3}), for example."
+                )
 
     def _conflicts(self) -> Iterator[str]:
         """Sentences about fields that are valid one by one and impossible together."""
@@ -123,6 +142,16 @@ class Experiment:
     def against(self) -> str:
         """Name of the recipe that others are compared with."""
         return self.baseline or next(iter(self.recipes))
+
+
+def _no_dict(where: str, value: Any) -> Iterator[str]:
+    """Yield a sentence where a value is no dict whose keys are texts."""
+    if not isinstance(value, Mapping):
+        yield f"{where}={cut(repr(value))} is no dict; write {{name: value}}."
+    else:
+        for key in value:
+            if not isinstance(key, str):
+                yield f"{where} names {key!r}, which is no text; write {str(key)!r}."
 
 
 class Arm(NamedTuple):
