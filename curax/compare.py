@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 a file could not be written, 2 bad input, 130 stopped."""
     try:
         args = parser().parse_args(argv)
-        cost = prices(args.cost) if args.cost else None
+        cost = None if args.cost is None else prices(args.cost)
         experiment = experiments.load_experiment(args.experiment)
         arms = experiments.arms(experiment)
         path = args.experiment.resolve()

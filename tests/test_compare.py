@@ -600,6 +600,7 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         (WHOLE + ", conditions={'b': None}", "conditions['b']=None is no dict"),
         (WHOLE + ", baseline=3", "baseline=3 must be text or none"),
         (WHOLE + ", cost='1:3'", "cost='1:3' must be a tuple of 2 numbers"),
+        (WHOLE + ", cost=(float('inf'), 1.0)", "cost=(inf, 1.0) has no end"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):
@@ -618,6 +619,7 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):
         (["--cost", "1:-1"], "write two numbers from 0 on"),
         (["--cost", "a:b"], "--cost a:b"),
         (["--cost", "0:0"], "as --cost 1:3."),
+        (["--cost", ""], "is not what a drawn and a trained token cost"),
         (["--cost", "1:inf"], "as --cost 1:3."),
         (["no_such.py"], "no_such.py: there is no such file"),
         ([str(ROOT / "configs" / "grpo.py")], "define one that returns an Experiment"),

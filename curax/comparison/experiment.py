@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,6 +116,8 @@ class Experiment:
             yield f"{name} is swept and tuned; leave it out of sweep or of tune."
         if self.cost and not sum(self.cost) > 0:
             yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
+        if self.cost and math.isinf(sum(self.cost)):
+            yield f"cost={self.cost} has no end; set it to (1, 1), for example."
         for where, changes in self._changes():
             for name in DECIDED.keys() & changes.keys():
                 yield (
