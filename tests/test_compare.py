@@ -654,7 +654,8 @@ def test_a_task_that_programs_cannot_call_is_refused_and_nothing_written(tmp_pat
     path = tmp_path / "host.py"
     path.write_text(ON_HOST.replace('"task.on_device": False', '"task": terms'))
     said = refusal(compare.main, path, "--workdir", tmp_path / "runs")
-    assert said.startswith("curax.compare: the reward of the task has several terms")
+    # Several recipes run: it says which of them is wrong.
+    assert said.startswith("curax.compare: plain: the reward of the task has several")
     assert not (tmp_path / "runs").exists()
 
 

@@ -5,6 +5,7 @@ other. Numbers that a function needs while it is traced, shapes and functions ge
 program of their own.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
-from curax.config import Config, override
+from curax.config import Config, ConfigError, override
 from curax.settings import errors
 from curax.settings.config_paths import describe, unbound
 from curax.settings.sizes import checkpoint_of
@@ -88,8 +89,18 @@ def _check(arm: Arm) -> None:
     Raises:
         ConfigError: they do not.
     """
-    with errors.config_errors(arm.config):
+    with _errors_of(arm):
         built(replace(arm.config, seeds=1))
+
+
+@contextlib.contextmanager
+def _errors_of(arm: Arm) -> Iterator[None]:
+    """As `errors.config_errors`; the sentence says which arm it is of."""
+    try:
+        with errors.config_errors(arm.config):
+            yield
+    except ConfigError as error:
+        raise ConfigError(f"{arm.name}: {error}") from error
 
 
 def built(config: Config) -> Components:
@@ -144,13 +155,13 @@ def lanes(sweep: Sweep) -> loops.Lanes:
     Raises:
         ConfigError: a stage cannot work; the message names its line.
     """
-    config = sweep.arms[0].config
+    first, *_ = sweep.arms
     settings = {
         name: [setting_of(arm.config, name) for arm in sweep.arms]
         for name in sweep.settings
     }
-    with errors.config_errors(config):
-        found = loops.Lanes(built(config), settings)
+    with _errors_of(first):
+        found = loops.Lanes(built(first.config), settings)
         found.rehearse()
     return found
 
