@@ -376,6 +376,18 @@ def test_where_draws_are_free_the_page_counts_cost_in_trained_tokens(tmp_path):
         assert "cost, in trained tokens" in said
 
 
+def test_a_threshold_is_not_rounded_to_whole_percent(tmp_path):
+    """99.5% read as 100%, which no run has to reach."""
+    question = shown().question._replace(threshold=0.995)
+    results = shown().found | analysis.analyse(shown().entries, question)
+    strict = figures.Shown(results, shown().entries, question)
+    assert (
+        "Until 99.5% are solved" in Page(page.write(tmp_path, strict).read_text()).text
+    )
+    (waits,) = (p for p in figures.PICTURES if p.name == "waits")
+    assert waits.draw(strict, drawing.LIGHT).axes[0].get_ylabel() == "runs at 99.5%"
+
+
 def test_curves_fill_the_height_of_their_picture():
     """From 0% to 100% recipes of nearly the same rate would be one line."""
     made = curves(shown())

@@ -389,6 +389,11 @@ def without_claims(found: Mapping[str, Any]) -> str:
     return "No difference that the intervals show."
 
 
+def percent_text(share: float) -> str:
+    """A share in percent, not rounded to whole ones, as 60% and 62.5%."""
+    return f"{100 * share:.4g}%"
+
+
 def wait_text(found: Mapping[str, Any]) -> str:
     """Median time to the threshold with its interval, as `62 k [48 k, -]`."""
     median, low, high = (

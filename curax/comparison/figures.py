@@ -65,7 +65,7 @@ def _fitted(axes: "Axes") -> None:
 def _in_percent(axis: "Axis") -> None:
     """Ticks as 80% and 82.5%, none beyond 0% and 100%."""
     axis.set_major_formatter(
-        lambda x, _: f"{100 * x:.4g}%" if -1e-9 < x < 1 + 1e-9 else ""
+        lambda x, _: analysis.percent_text(x) if -1e-9 < x < 1 + 1e-9 else ""
     )
 
 
@@ -194,7 +194,8 @@ def _waits(shown: Shown) -> Sheet:
                 ended = seen.time[~seen.reached]
                 left = 1 - alive.share[np.searchsorted(alive.time, ended)]
                 marks.append(mark("plot", ended, left, "|", color=color, markersize=9))
-            y = "" if len(panels) % len(AXES) else f"runs at {threshold:.0%}"
+            at = analysis.percent_text(threshold)
+            y = "" if len(panels) % len(AXES) else f"runs at {at}"
             then = (PERCENT, *FEW_COUNTS, _title(condition))
             panels.append(Panel(title, y, marks, then))
     return _sheet(panels, len(AXES), 1.2 + 2.8 * len(conditions), shown)

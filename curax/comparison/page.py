@@ -36,7 +36,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         plural=plural,
         tiles=list(_tiles(found)),
         axes=[_axis(found, axis) for axis in AXES],
-        threshold=f"{found.get('threshold') or 0:.0%}",
+        threshold=analysis.percent_text(found.get("threshold") or 0),
         waits=list(_waits(found)),
         wait_head=["recipe", "runs there", *titles(found["prices"]).values()],
         tuned=list(_tuned(found)),
