@@ -58,15 +58,15 @@ def prices(text: str) -> tuple[float, float]:
 @command_line("curax.compare", goes_on=True)
 def main(argv: list[str]) -> int:
     """Exit status: 0 done, 1 a file could not be written, 2 bad input, 130 stopped."""
+    args = parser().parse_args(argv)
+    cost = None if args.cost is None else prices(args.cost)
+    experiment = experiments.load_experiment(args.experiment)
+    arms = experiments.arms(experiment)
+    path = args.experiment.resolve()
+    path = path.parent if path.name == experiments.FILE else path
+    name = path.stem if path.is_file() else path.name
+    workdir = Path(args.workdir or Path("runs", "compare", name))
     try:
-        args = parser().parse_args(argv)
-        cost = None if args.cost is None else prices(args.cost)
-        experiment = experiments.load_experiment(args.experiment)
-        arms = experiments.arms(experiment)
-        path = args.experiment.resolve()
-        path = path.parent if path.name == experiments.FILE else path
-        name = path.stem if path.is_file() else path.name
-        workdir = Path(args.workdir or Path("runs", "compare", name))
         # This imports jax, which takes seconds; wrong input is reported before.
         from curax.comparison import comparison
 

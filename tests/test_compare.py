@@ -580,6 +580,7 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         (WHOLE + ", common={'memory.load': 'm.jsonl'}", "memory.load=m.jsonl is read"),
         ("recipes={'a': 'grpo', 'a': 'rloo'}, tokens=1, steps=1", "stands twice"),
         ("recipes={}, tokens=1, steps=1", "recipes is empty"),
+        ("recipes={'a': 'b' * 300}, tokens=1, steps=1", "too long; name another path."),
         ("recipes={'a/b': 'grpo'}, tokens=1, steps=1", "cannot be part of a file's"),
         ("recipes={'a' * 240: 'grpo'}, tokens=1, steps=1", ", at most 200 bytes."),
         ("recipes={'a': 'grpo'}, steps=1", "neither tokens nor updates is set"),
@@ -622,6 +623,7 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):
         (["--cost", ""], "is not what a drawn and a trained token cost"),
         (["--cost", "1:inf"], "as --cost 1:3."),
         (["no_such.py"], "no_such.py: there is no such file"),
+        (["a" * 300], "cannot be used: File name too long; name another path."),
         ([str(ROOT / "configs" / "grpo.py")], "define one that returns an Experiment"),
     ],
 )

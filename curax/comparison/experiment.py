@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from curax.config import Config, ConfigError, load, override
 from curax.settings.config_paths import Place, describe, full_name, wrong_values
 from curax.settings.config_types import Count, Magnitude, Natural, Share
+from curax.settings.errors import out_of_reach
 from curax.settings.files import cut
 from curax.settings.groups import AXES
 from curax.settings.recipes import made_by
@@ -275,7 +276,8 @@ def _base(
         both = {**experiment.common, **own, **changes}
         return override(config, decided | both)
     except (ConfigError, TypeError, OSError) as error:
-        raise ConfigError(f"recipe {name}: {error}") from error
+        why = out_of_reach(error) or error
+        raise ConfigError(f"recipe {name}: {why}") from error
 
 
 def _swept(arm: Arm, setting: str, values: Any) -> Iterator[Arm]:
