@@ -25,7 +25,7 @@ from outputs import refusal
 from curax import advantage, compare, loss
 from curax.comparison import analysis, comparison, programs, runner
 from curax.comparison import experiment as experiments
-from curax.config import ConfigError, override
+from curax.config import ConfigError, Evaluation, Logging, override
 from curax.models import pretrained
 from curax.step import loops
 from curax.step.build import build
@@ -191,6 +191,15 @@ def test_the_experiment_of_the_page_can_be_run(tmp_path):
     fields = {field.name for field in dataclasses.fields(experiment)}
     rows = re.findall(r"^\| (`.*?) \|", page, re.M)
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == fields
+
+
+def test_a_group_may_be_set_of_which_the_experiment_decides_a_field():
+    """It was told that it undid `every`, which nobody had written."""
+    own = {"evaluation": Evaluation(prompts=8, samples=2), "logging": Logging(keep=3)}
+    experiment = replace(tiny_experiment.get_experiment(), common=own, every=4)
+    for arm in experiments.arms(experiment):
+        assert arm.config.evaluation == Evaluation(every=4, prompts=8, samples=2)
+        assert arm.config.logging == Logging(every=4, rollout_prompts=0, keep=3)
 
 
 @cache

@@ -274,7 +274,7 @@ def _base(
     try:
         config = recipe if isinstance(recipe, Config) else load(recipe)
         both = {**experiment.common, **own, **changes}
-        return override(config, decided | both)
+        return override(config, both | decided)  # groups before fields of them
     except (ConfigError, TypeError, OSError) as error:
         why = out_of_reach(error) or error
         raise ConfigError(f"recipe {name}: {why}") from error
