@@ -565,6 +565,7 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         (WHOLE + ", tune={'loss.hihg': (0.3,)}", "recipe a: loss.hihg=0.3: loss"),
         (WHOLE + ", tune={'loss.high': 0.3}", "tune['loss.high']=0.3 is no list"),
         (WHOLE + ", tune={'seeds': (1, 2)}", "tune sets seeds, which is decided by"),
+        (WHOLE + ", tune={'seed': (1, 2)}", "tune sets seed, and trials have seeds of"),
         (
             WHOLE + ", tune={'loss.high': (0.3,)}, sweep={'loss.high': (0.2,)}",
             "loss.high is swept and tuned",

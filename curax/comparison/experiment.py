@@ -115,6 +115,8 @@ class Experiment:
             yield "neither tokens nor updates is set; set tokens=100_000, for example."
         for name in self.sweep.keys() & self.tune.keys():
             yield f"{name} is swept and tuned; leave it out of sweep or of tune."
+        if "seed" in self.tune:
+            yield "tune sets seed, and trials have seeds of their own; leave it out."
         if self.cost and not sum(self.cost) > 0:
             yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
         if self.cost and math.isinf(sum(self.cost)):
