@@ -22,7 +22,7 @@ from experiments.factorial import show as chains
 from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
 from experiments.text.show import value
-from experiments.text_starts import again, experiment, greedy, long
+from experiments.text_starts import again, again_papers, experiment, greedy, long
 from experiments.text_starts.experiment import ARMS, RATES, REGIMES, STARTS
 
 HERE = Path(__file__).parent
@@ -270,10 +270,37 @@ def greedy_table() -> str:
     return markdown([*head, "gap, by itself", "ahead from"], body)
 
 
+def papers_table() -> str:
+    """Markdown of methods of papers less both arms, from the starts of `again`."""
+    made, body = again_papers.get_experiment(), []
+    both = again_rates(long.REGIME, 1 / long.TIMES)
+    places = [experiment.condition(long.REGIME, start) for start in again.STARTS]
+    for name in made.recipes:
+        own = [again_ran().get(f"{name} @ {place}") for place in places]
+        found = [one for one in own if one]
+        if len(found) < len(own):
+            continue
+        updates = np.mean([value(made, one, "updates") for one in found])
+        for (kind, rate), (_, *arms) in zip(KINDS.items(), both, strict=True):
+            ends = np.array([value(made, one, rate).mean() for one in found])
+            gaps = [ends - arm for arm in arms]
+            cells = [[apart(x), f"{(x > 0).sum()} of {x.size}"] for x in gaps]
+            body.append(
+                [
+                    *(name.removesuffix(f"-{again.RATE}"), kind, number(ends.mean())),
+                    *(*cells[0], *cells[1], f"{updates:.0f}"),
+                ]
+            )
+    head = ["mixed, 64 k", "", again.RATE]
+    for arm in ARMS:
+        head += [f"less {arm}, by itself", "ahead from"]
+    return markdown([*head, "updates"], body)
+
+
 def tables() -> list[str]:
     """Markdown of all tables of the page."""
     shown = claim_table(), rate_table(), start_table(), spread(), long_table()
-    return [*shown, greedy_table()]
+    return [*shown, greedy_table(), papers_table()]
 
 
 def main() -> None:
