@@ -219,9 +219,9 @@ class Shared:
         used = jnp.arange(tiles.prefix.size) < tiles.count
         mask = seen[tiles.slot[:, 0]] & used[:, None]
         found = parts.kernel(q, self.k, self.v, mask, tiles.prefix, tiles.slot)
-        out, top, total = (x.reshape(-1, *x.shape[2:])[tiles.place] for x in found)
+        out, log_sum = (x.reshape(-1, *x.shape[2:])[tiles.place] for x in found)
         any_ = mask.any(-1)[tiles.place // tiles.slot.shape[1]]
-        return parts.written((out, top, total), any_)
+        return parts.written(out, log_sum, any_)
 
     def exponentials(self, q: jax.Array, seen: jax.Array) -> parts.Part:
         """`parts.exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""

@@ -175,8 +175,8 @@ def of_kernel(
     """`of_blocks` by `kernel`; slots read their own, or pages if `source` is given."""
     own = jnp.arange(q.shape[0], dtype=jnp.int32)
     source = own if source is None else source
-    out, top, total = kernel(q, k, v, seen, source, own[:, None])
-    return written((out[:, 0], top[:, 0], total[:, 0]), seen.any(-1))
+    out, log_sum = kernel(q, k, v, seen, source, own[:, None])
+    return written(out[:, 0], log_sum[:, 0], seen.any(-1))
 
 
 def kernel(
@@ -186,7 +186,7 @@ def kernel(
     seen: jax.Array,
     source: jax.Array,
     slot: jax.Array,
-) -> Part:
+) -> tuple[jax.Array, jax.Array]:
     """`of_blocks` by a Pallas kernel of the platform, which others interpret.
 
     Row n has the queries of `slot[n, :]`. It reads the keys and values of `source[n]`,
@@ -202,20 +202,21 @@ def kernel(
         slot: `[N, m]` int32.
 
     Returns:
-        As of `of_blocks`, `[N, m, kv_heads, R, ...]`; anything where no key is visible.
+        sum_s p_s v_s `[N, m, kv_heads, R, d]`, p the softmax over these keys, and its
+        m + log z `[N, m, kv_heads, R, 1]`, float32; anything where no key is visible.
+        To drop the last axis is a copy on a TPU, of 1 KiB for each.
     """
     of_platform = triton if platform() == "gpu" else mosaic
     return of_platform(q, k, v, seen, source, slot)
 
 
-def written(part: Part, any_: jax.Array) -> Part:
-    """A part of `kernel` with what it did not write, where `any_` `[N]` is False."""
-    out, top, total = part
+def written(out: jax.Array, log_sum: jax.Array, any_: jax.Array) -> Part:
+    """What `kernel` gives as a part with z = 1; `any_` `[N]`: whether a key is seen."""
     any_ = any_[:, None, None]
     return (
         jnp.where(any_[..., None], out, 0.0),
-        jnp.where(any_, top, LOWEST),
-        jnp.where(any_, jnp.maximum(total, TINY), TINY),
+        jnp.where(any_, log_sum[..., 0], LOWEST),
+        jnp.where(any_, 1.0, TINY),
     )
 
 
@@ -261,8 +262,8 @@ def heads_at_once(kv_heads: int, slots: int, queries: int, d: int, item: int) ->
     What is read or written has two of them.
     """
     rows, lines = -(-queries // 8) * 8, -(-slots * queries // 8) * 8
-    each = 2 * 4 * slots * rows * (2 * d + 2 * BLOCK)  # queries, results, m and z
-    each += 4 * lines * (2 * d + 2 * BLOCK)  # the same, of all slots
+    each = 2 * 4 * slots * rows * (2 * d + BLOCK)  # queries, results, their m + log z
+    each += 4 * lines * (2 * d + 2 * BLOCK)  # of all slots, m and z apart
     each += 2 * 2 * FETCHES * BLOCK // 2 * d * item
     parts = math.gcd(kv_heads, cores())
     fitting = (n for n in range(parts, kv_heads, parts) if kv_heads % n == 0)
@@ -270,7 +271,7 @@ def heads_at_once(kv_heads: int, slots: int, queries: int, d: int, item: int) ->
 
 
 @jax.custom_batching.sequential_vmap
-def mosaic(q, k, v, seen, source, slot) -> Part:
+def mosaic(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
     """`kernel` for TPUs, whose pages have `BLOCK` columns.
 
     The grid has a step for each block of `FETCHES` pieces of columns in which a row
@@ -299,7 +300,7 @@ def mosaic(q, k, v, seen, source, slot) -> Part:
     def step(found, held, slot, *refs):
         del slot
         q, keys, values = refs[:slots], refs[slots:ends], refs[ends : ends + FETCHES]
-        mask, *into, asked, out, top, total = refs[ends + FETCHES :]
+        mask, mean, log_sum, asked, out, top, total = refs[ends + FETCHES :]
         i, count = pl.program_id(1), pl.num_programs(1)
         row = found[i] // most
         cuts = [slice(n * queries, (n + 1) * queries) for n in range(slots)]
@@ -330,9 +331,10 @@ def mosaic(q, k, v, seen, source, slot) -> Part:
 
         @pl.when((i == count - 1) | (following != row))
         def _():
-            for to, x in zip(into, (out, top, total), strict=True):
-                for n, cut in enumerate(cuts):
-                    to[0, n] = x[:, cut]
+            z = jnp.maximum(total[...], TINY)
+            out[...], total[...] = out[...] / z, top[...] + jnp.log(z)
+            for n, cut in enumerate(cuts):
+                mean[0, n], log_sum[0, n] = out[:, cut], total[:, cut]
 
     def of_slot(n, i, at, found, held, slot):
         return i, slot[found[at] // most * slots + n], 0, 0
@@ -355,8 +357,8 @@ def mosaic(q, k, v, seen, source, slot) -> Part:
     keys = [
         pl.BlockSpec((1, part, size, d), partial(of_keys, n)) for n in range(FETCHES)
     ]
-    sizes = d, 1, 1
-    out, top, total = pl.pallas_call(
+    sizes = d, 1
+    return pl.pallas_call(
         step,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -371,7 +373,8 @@ def mosaic(q, k, v, seen, source, slot) -> Part:
                 pl.BlockSpec((1, slots, part, queries, n), of_row) for n in sizes
             ],
             scratch_shapes=[
-                pltpu.VMEM((part, slots * queries, n), jnp.float32) for n in (d, *sizes)
+                pltpu.VMEM((part, slots * queries, n), jnp.float32)
+                for n in (d, d, 1, 1)
             ],
         ),
         out_shape=[
@@ -392,10 +395,9 @@ def mosaic(q, k, v, seen, source, slot) -> Part:
         *[v] * FETCHES,
         mask.reshape(rows, 1, -1).astype(jnp.int32),
     )
-    return out, top[..., 0], total[..., 0]
 
 
-def triton(q, k, v, seen, source, slot) -> Part:
+def triton(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
     """`kernel` for GPUs, by Triton.
 
     A program has a row, a head of keys and at most `TILE` of its queries, and reads
@@ -468,11 +470,11 @@ def triton(q, k, v, seen, source, slot) -> Part:
         interpret=platform() != "gpu",
         name="decode_attention",
     )(count, found, source, q, k, v, mask.reshape(rows, -1).astype(jnp.int8))
-    most = jnp.max(top, 0, keepdims=True)
-    scale = jnp.exp(top - most)
-    out, total = jnp.sum(out * scale, 0), jnp.sum(total * scale, 0)[..., 0]
-    out, top, total = (of_each(x, slots) for x in (out, most[0, ..., 0], total))
-    return out, top, total
+    most = jnp.max(top, 0)
+    scale = jnp.exp(top - most[None])
+    z = jnp.maximum(jnp.sum(total * scale, 0), TINY)
+    out = jnp.sum(out * scale, 0) / z
+    return of_each(out, slots), of_each(most + jnp.log(z), slots)
 
 
 # How columns are read by blocks, on the platforms where they are.

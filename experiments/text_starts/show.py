@@ -202,11 +202,11 @@ def again_ran() -> dict[str, Any]:
     return runner.finished(HERE / "results_again")
 
 
-def again_rates(regime: str, share: float) -> np.ndarray:
+def again_rates(regime: str, share: float | None) -> np.ndarray:
     """`[kinds, 3, starts]` means from the starts of `again`: before RL, of each arm.
 
-    All of draws, then greedily, where a share of the tokens is drawn; starts from which
-    an arm has not run are left out.
+    All of draws, then greedily, where a share of the tokens is drawn, or None: at the
+    last evaluation; starts from which an arm has not run are left out.
     """
     made = again.get_experiment(regime)
     places = [experiment.condition(regime, start) for start in again.STARTS]
@@ -219,7 +219,12 @@ def again_rates(regime: str, share: float) -> np.ndarray:
     found = np.empty((len(KINDS), 3, len(pairs)))
     for i, rate in enumerate(KINDS.values()):
         for j, pair in enumerate(pairs):
-            ends = [value(made, own, rate, share).mean() for own in pair]
+            ends = [
+                np.mean(own[rate][-1])
+                if share is None
+                else value(made, own, rate, share).mean()
+                for own in pair
+            ]
             found[i, :, j] = np.mean(pair[0][rate][0]), *ends
     return found
 
@@ -249,6 +254,7 @@ def greedy_table() -> str:
         ("mixed, 64 k", "all", np.concatenate([first, quarter], -1)),
         ("mixed, 256 k", new, whole),
         ("sparse, 64 k", new, again_rates("sparse", 1)),
+        ("sparse, 45 updates, 95 k", new, again_rates("sparse", None)),
     ]
     body = []
     for regime, starts, found in (row for row in rows if row[2].size):
