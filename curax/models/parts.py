@@ -255,6 +255,35 @@ def fetched(found: jax.Array, some: jax.Array) -> jax.Array:
     return jnp.where(last < 0, own[0, jnp.argmax(some[0])], before)
 
 
+def scheduled(
+    seen: jax.Array, source: jax.Array, each: int
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Steps of the grid of `mosaic`, one row after the other, and what they fetch.
+
+    Args:
+        seen: as `kernel`.
+        source: as `kernel`.
+        each: pieces of a source.
+
+    Returns:
+        Keys that are seen, filled up to whole blocks of `FETCHES` pieces, b of a row,
+        `[N, b FETCHES BLOCK / 2]` bool; block of each step, counted over rows,
+        `[N b]` int32; their number, at least 1, `[]` int32; and the piece, counted over
+        sources, in each place of a step, `[N b, FETCHES]` int32.
+    """
+    size = BLOCK // 2
+    mask, some = blocks_seen(seen, size * FETCHES)
+    rows, most = some.shape
+    (found,) = jnp.nonzero(some.reshape(-1), size=some.size, fill_value=0)
+    found = found.astype(jnp.int32)
+    count = jnp.maximum(jnp.sum(some, dtype=jnp.int32), 1)  # one without keys: zeros
+    own = fetched(found, mask.reshape(-1, FETCHES, size).any(-1)[found])
+    row, piece = own // (most * FETCHES), own % (most * FETCHES)
+    source = source[row, piece // each] if source.ndim == 2 else source[row]
+    held = source * each + piece % each
+    return mask.reshape(rows, -1), found, count, held.astype(jnp.int32)
+
+
 def heads_at_once(kv_heads: int, slots: int, queries: int, d: int, item: int) -> int:
     """Heads of keys that a step of `mosaic` reads: as many as have room, of a core.
 
@@ -283,17 +312,10 @@ def mosaic(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
     from jax.experimental.pallas import tpu as pltpu
 
     (_, kv_heads, queries, d), (rows, width) = q.shape, seen.shape
-    size, paged = BLOCK // 2, source.ndim == 2
-    each = (k.shape[2] if paged else -(-width // size) * size) // size  # of a source
-    mask, some = blocks_seen(seen, size * FETCHES)
-    most = some.shape[1]
-    (found,) = jnp.nonzero(some.reshape(-1), size=some.size, fill_value=0)
-    count = jnp.maximum(jnp.sum(some, dtype=jnp.int32), 1)  # one without keys: zeros
-    some = mask.reshape(-1, FETCHES, size).any(-1)[found]  # [steps, FETCHES]
-    own = fetched(found, some)
-    row, piece = own // (most * FETCHES), own % (most * FETCHES)
-    source = source[row, piece // each] if paged else source[row]
-    held = source * each + piece % each
+    size = BLOCK // 2
+    each = k.shape[2] // size if source.ndim == 2 else -(-width // size)
+    mask, found, count, held = scheduled(seen, source, each)
+    most = len(found) // rows  # blocks of a row
     ends = (slots := slot.shape[1]) + FETCHES  # of the operands: queries, then keys
     part = heads_at_once(kv_heads, slots, queries, d, k.dtype.itemsize)
 
@@ -387,8 +409,8 @@ def mosaic(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
         interpret=interpret,
         name="decode_attention",
     )(
-        found.astype(jnp.int32),
-        held.astype(jnp.int32).reshape(-1),
+        found,
+        held.reshape(-1),
         slot.astype(jnp.int32).reshape(-1),
         *[jnp.swapaxes(q, 0, 1)] * slots,
         *[k] * FETCHES,
