@@ -3,7 +3,8 @@
 Command:  python -m curax.compare experiments/text_starts/again.py
 
 On four times the held-out problems of `experiments.text_starts.experiment`, at the rate
-that both arms take there; again_sparse.py is of the other regime, as far as there.
+that both arms take there; again_sparse.py is of the other regime, as far as there, and
+again_sparse_long.py to four times that.
 """
 
 from dataclasses import replace
@@ -14,14 +15,15 @@ from experiments.text_starts import experiment, long
 
 RATE = "3e-4"
 STARTS = range(26, 32)  # seeds of pretraining
-EVERY = {"mixed": 43, "sparse": 15}  # updates; 43 draw 64 thousand tokens in mixed
+EVERY = 43  # updates, which draw 64 thousand tokens in mixed
 
 
-def get_experiment(regime: str = long.REGIME) -> Experiment:
-    """Both arms at one rate from each start, of a regime."""
+def get_experiment(
+    regime: str = long.REGIME, times: int = long.TIMES, every: int = EVERY
+) -> Experiment:
+    """Both arms at one rate from each start, of a regime, to `times` the tokens."""
     made = experiment.get_experiment()
     names = [experiment.arm(name, RATE) for name in experiment.ARMS]
-    times = long.TIMES if regime == long.REGIME else 1
     return replace(
         made,
         recipes={name: made.recipes[name] for name in names},
@@ -35,5 +37,5 @@ def get_experiment(regime: str = long.REGIME) -> Experiment:
         },
         tokens=times * text.HOW["tokens"],
         steps=times * text.HOW["steps"],
-        every=EVERY[regime],
+        every=every,
     )

@@ -9,4 +9,4 @@ from experiments.text_starts import again
 
 def get_experiment() -> Experiment:
     """Both arms at one rate from each start, of the regime sparse."""
-    return again.get_experiment("sparse")
+    return again.get_experiment("sparse", times=1, every=15)

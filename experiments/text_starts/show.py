@@ -22,7 +22,15 @@ from experiments.factorial import show as chains
 from experiments.factorial.show import Effect
 from experiments.map.show import between, number, plus_minus
 from experiments.text.show import value
-from experiments.text_starts import again, again_papers, experiment, greedy, long
+from experiments.text_starts import (
+    again,
+    again_papers,
+    again_sparse,
+    again_sparse_long,
+    experiment,
+    greedy,
+    long,
+)
 from experiments.text_starts.experiment import ARMS, RATES, REGIMES, STARTS
 
 HERE = Path(__file__).parent
@@ -197,24 +205,28 @@ def long_table() -> str:
 
 
 @cache
-def again_ran() -> dict[str, Any]:
-    """Histories of what has run from the starts of `again`."""
-    return runner.finished(HERE / "results_again")
+def again_ran(module: Any) -> dict[str, Any]:
+    """Histories of what has run of an experiment from the starts of `again`."""
+    long_sparse = module is again_sparse_long
+    return runner.finished(
+        HERE / ("results_again_sparse_long" if long_sparse else "results_again")
+    )
 
 
-def again_rates(regime: str, share: float | None) -> np.ndarray:
-    """`[kinds, 3, starts]` means from the starts of `again`: before RL, of each arm.
+def again_rates(module: Any, share: float | None) -> np.ndarray:
+    """`[kinds, 3, starts]` means of an experiment: before RL, of each of its two arms.
 
     All of draws, then greedily, where a share of the tokens is drawn, or None: at the
     last evaluation; starts from which an arm has not run are left out.
     """
-    made = again.get_experiment(regime)
-    places = [experiment.condition(regime, start) for start in again.STARTS]
-    names = [[f"{name} @ {place}" for name in made.recipes] for place in places]
+    made, ran = module.get_experiment(), again_ran(module)
+    names = [
+        [f"{name} @ {place}" for name in made.recipes] for place in made.conditions
+    ]
     pairs = [
-        [again_ran()[name] for name in pair]
+        [ran[name] for name in pair]
         for pair in names
-        if all(name in again_ran() for name in pair)
+        if all(name in ran for name in pair)
     ]
     found = np.empty((len(KINDS), 3, len(pairs)))
     for i, rate in enumerate(KINDS.values()):
@@ -243,18 +255,16 @@ def greedy_rates() -> np.ndarray:
 def greedy_table() -> str:
     """Markdown of draws and greedy answers of the same runs, at 3e-4."""
     first = greedy_rates()
-    whole, quarter = (
-        again_rates(long.REGIME, 1),
-        again_rates(long.REGIME, 1 / long.TIMES),
-    )
+    whole, quarter = (again_rates(again, share) for share in (1, 1 / long.TIMES))
     old, new = (f"{own[0]} to {own[-1]}" for own in (STARTS, again.STARTS))
     rows = [
         ("mixed, 64 k", old, first),
         ("mixed, 64 k", new, quarter),
         ("mixed, 64 k", "all", np.concatenate([first, quarter], -1)),
         ("mixed, 256 k", new, whole),
-        ("sparse, 64 k", new, again_rates("sparse", 1)),
-        ("sparse, 45 updates, 95 k", new, again_rates("sparse", None)),
+        ("sparse, 64 k", new, again_rates(again_sparse, 1)),
+        ("sparse, 45 updates, 95 k", new, again_rates(again_sparse, None)),
+        ("sparse, 256 k", new, again_rates(again_sparse_long, 1)),
     ]
     body = []
     for regime, starts, found in (row for row in rows if row[2].size):
@@ -279,10 +289,9 @@ def greedy_table() -> str:
 def papers_table() -> str:
     """Markdown of methods of papers less both arms, from the starts of `again`."""
     made, body = again_papers.get_experiment(), []
-    both = again_rates(long.REGIME, 1 / long.TIMES)
-    places = [experiment.condition(long.REGIME, start) for start in again.STARTS]
+    both = again_rates(again, 1 / long.TIMES)
     for name in made.recipes:
-        own = [again_ran().get(f"{name} @ {place}") for place in places]
+        own = [again_ran(again).get(f"{name} @ {place}") for place in made.conditions]
         found = [one for one in own if one]
         if len(found) < len(own):
             continue
