@@ -61,12 +61,15 @@ def config_json(name: str) -> dict[str, Any]:
 
 @functools.cache
 def traced(model: str, settings: tuple[str, ...] = SETTINGS) -> Any:
-    """The run of a model as shapes."""
+    """The run of a model as shapes; one of `MODELS`, or a folder with config.json."""
     from curax.config import load, override
     from curax.planning import planner
 
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config_json(model)))
+        if model in MODELS:
+            (Path(folder) / "config.json").write_text(json.dumps(config_json(model)))
+        else:
+            folder = model
         config = load(ROOT / "configs" / "gsm8k_qwen3_0p6b.py")
         config = override(config, [f"model.path={folder}", *settings])
         return planner.traced(config)

@@ -6,8 +6,8 @@ rings that grow in stages, of blocks of these that hold tokens of a few slots, a
 pages that belong to one slot each. The kernel of TPUs reads blocks of one slot. With
 --pages the sampler draws by a policy that reads nothing, in memory for so many rings,
 with rings and with pages, and what it would move with Qwen3-0.6B is printed. With
---topology a draw of that is compiled, and what a turn moves printed beside what it
-must. Needs libtpu.
+--topology a draw of that, or of --model, is compiled, and what a turn moves printed
+beside what it must. Needs libtpu.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def drawn(mean: float, most: int, groups: int, page: int) -> Drawn:
         features=features,
         head=lambda params: jnp.log(jnp.array([[chance + 1e-30], [1 - chance]])),
         axes={},
-        shared=True,
+        shared=lambda cache: cache,
         ragged=lambda columns: True,
         paged=lambda columns: page,
     )
@@ -158,12 +158,12 @@ def print_pages() -> int:
     return 0
 
 
-def compiled(name: str, most: int) -> tuple[float, float, float]:
-    """A draw of Qwen3-0.6B, compiled for a chip.
+def compiled(model: str, name: str, most: int) -> tuple[float, float, float, float]:
+    """A draw of a model, compiled for a chip.
 
     Returns:
         Bytes that a turn moves beside keys and values, NaN where the compiler refuses;
-        those of all weights; and seconds to compile.
+        those of all weights; of keys and values of a token; and seconds to compile.
     """
     import jax
 
@@ -174,27 +174,33 @@ def compiled(name: str, most: int) -> tuple[float, float, float]:
     sizes = {"prompts": CONTEXTS, "group_size": GROUP, "max_tokens": most}
     sizes["slots"] = SLOTS
     own = (f"sampling.{key}={value}" for key, value in sizes.items())
-    run = plans.traced("Qwen3-0.6B", (*plans.SETTINGS, *own))
+    run = plans.traced(model, (*plans.SETTINGS, *own))
     on = mesh.make(run.parts.config.mesh, chips.devices(chips.topology(name)))
     assert on is not None
     where = states.sharding_of(run.parts, on, run.state)
     done, _ = programs.planned(run.parts, on, where, run.calls[0], quick=False)
     weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
-    whole = TOKEN * (SLOTS * most + CONTEXTS * PROMPT)  # counted, whatever is skipped
-    moved = done.turn.read - whole + done.turn.written
-    return math.nan if done.refusal else moved, weights, done.compile_s
+    token = 2 * run.sizes.layers * run.sizes.keys * run.sizes.item
+    whole = token * (SLOTS * most + CONTEXTS * PROMPT)  # counted, whatever is skipped
+    moved = math.nan if done.refusal else done.turn.read - whole + done.turn.written
+    return moved, weights, token, done.compile_s
 
 
 def main() -> int:
     """Print the tables of docs/benchmarks.md."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--topology", help="compile for this chip, as v6e:1x1")
+    parser.add_argument(
+        "--model",
+        default="Qwen3-0.6B",
+        help="what is compiled: of benchmarks.plans, or a folder with config.json",
+    )
     parser.add_argument("--pages", action="store_true", help="draw with pages")
     chosen = parser.parse_args()
     if chosen.pages:
         return print_pages()
     if chosen.topology:
-        return print_moved(chosen.topology)
+        return print_moved(chosen.model, chosen.topology)
     ways = "rings", "blocks", "kernel", "pages"
     draws = (
         (64, 64, 1024, 1024, False),
@@ -213,21 +219,21 @@ def main() -> int:
     return 0
 
 
-def print_moved(name: str) -> int:
+def print_moved(model: str, name: str) -> int:
     """What a turn moves, beside what it must, of draws whose lengths are exponential.
 
     It must read weights, keys and values of all tokens, and prefixes of the contexts
     that 64 slots have at a time.
     """
-    prefixes = SLOTS / GROUP * PROMPT * TOKEN
     head = ["mean of", "must, GiB", "moved, GiB", "times", "by rings", "compiled in, s"]
     rows = []
     for mean, most in DRAWS:
-        besides, weights, took = compiled(name, most)
+        besides, weights, token, took = compiled(model, name, most)
         found = simulated(CONTEXTS * GROUP, SLOTS, mean, most, PROMPT, unequal=True)
-        needed = weights + prefixes + TOKEN * found.held / found.turns
+        prefixes = SLOTS / GROUP * PROMPT * token
+        needed = weights + prefixes + token * found.held / found.turns
         ours, rings = (
-            besides + prefixes + TOKEN * found.read[way] / found.turns
+            besides + prefixes + token * found.read[way] / found.turns
             for way in ("kernel", "rings")
         )
         cells = needed / GIB, ours / GIB, ours / needed, rings / needed

@@ -200,6 +200,8 @@ def sample(
         own = dataclasses.replace(plan, context=group)
     if prefix is None:
         prefix = prefill(model, params, contexts)
+    if model.shared:
+        prefix = dataclasses.replace(prefix, cache=model.shared(prefix.cache))
     head = model.head(ready)
     fixed = LoopInputs(
         model=model,

@@ -303,7 +303,8 @@ class Model:
             micro-batch has so many tokens; None, as its result too: not at all. Then
             `features` takes a `curax.arrays.lines.Visible` in place of `seen`, with a
             line in place of a row, and the cache of all contexts.
-        shared: whether `features` with a column takes a `SharedCache`. If not, each
+        shared: `cache -> cache`, keys and values of contexts as a `SharedCache` has
+            them, which `features` with a column takes then. None: it does not, and each
             slot's prefix is copied in front of its own columns at every token.
         ragged: whether it reads, here, of so many columns only those that hold tokens,
             so that there may be all of them from the beginning; None: it does not.
@@ -319,7 +320,7 @@ class Model:
     ready: Callable[[Any], Any] | None = None
     load: Callable[[Any], Any] | None = None
     packs: Callable[[int, int, int], Any] | None = None
-    shared: bool = False
+    shared: Callable[[Any], Any] | None = None
     ragged: Callable[[int], bool] | None = None
     paged: Callable[[int], int] | None = None
 

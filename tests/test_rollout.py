@@ -20,7 +20,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from curax import allocate, rollout, stop, update
 from curax.arrays import cache_sizes, choice, queues
 from curax.config import ConfigError
-from curax.models import decoding, parts
+from curax.models import decoding, lanes, parts
 
 KEY = jax.random.key(1)
 logprobs = jax.jit(
@@ -306,6 +306,49 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
         draw = jax.jit(lambda *given, sample=sample: sample(*given))
         rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
         tiny.agree(rows, tiny.drawn())
+
+
+@pytest.mark.first(1)
+def test_heads_side_by_side_change_nothing(monkeypatch):
+    """Four heads of keys in two rows, whatever reads them."""
+    policy = tiny.model(layers=1, heads=8, kv_heads=4)
+    sample = partial(rollout.sample, policy, how=tiny.settings(slots=3))
+
+    def draw():
+        run = jax.jit(lambda *given: sample(*given))
+        return run(tiny.random_params(policy), tiny.CONTEXTS, tiny.PLAN, KEY)
+
+    apart = draw()
+    monkeypatch.setattr(lanes, "side_by_side", lambda *_: 2)
+    tiny.agree(draw(), apart)
+    monkeypatch.setattr(parts, "LEAST", 1)
+    monkeypatch.setattr(parts, "BLOCK", 2)
+    for read in (parts.of_blocks, parts.of_kernel):
+        monkeypatch.setitem(parts.BY_PLATFORM, "cpu", read)
+        tiny.agree(draw(), apart)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "d", "cut", "many"),
+    [
+        (14, 2, 64, 1, 2),
+        (32, 8, 64, 2, 2),
+        (14, 2, 64, 2, 1),  # a shard would have half a row
+        (32, 8, 32, 1, 4),
+        (15, 5, 64, 1, 1),
+        (16, 8, 128, 1, 1),
+        (8, 4, 256, 1, 1),
+        (8, 4, 80, 1, 1),
+    ],
+)
+def test_heads_lie_side_by_side_where_they_fill_lanes(
+    heads, kv_heads, d, cut, many, monkeypatch
+):
+    asked = heads, kv_heads, d
+    assert lanes.side_by_side(*asked) == 1  # but for a TPU
+    monkeypatch.setattr(lanes, "platform", lambda: "tpu")
+    monkeypatch.setattr(lanes, "shards", lambda _, n: 1 if n % cut else cut)
+    assert lanes.side_by_side(*asked) == many
 
 
 def test_a_block_is_of_so_many_bytes():

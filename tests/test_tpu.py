@@ -87,8 +87,7 @@ def libtpu(request):
 
 def drawn(folder, place, sizes, **more):
     """Text of the sampler, compiled for a slice."""
-    sampling = {f"sampling.{name}": value for name, value in more.items()}
-    options = [f"{name}={value}" for name, value in (OPTIONS | sampling).items()]
+    options = [f"{name}={value}" for name, value in (OPTIONS | more).items()]
     name, refusal, *texts = said(folder, CHILD, json.dumps([place, sizes]), *options)
     assert (name, refusal) == ("draw", None)
     return texts[0]
@@ -111,19 +110,22 @@ def said(folder, code, *words):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "sizes"),
+    ("place", "sizes", "d"),
     [
-        ("v5e:1x1", {}),
-        ("v5p:1x1x1", {}),  # two cores share its memory
-        ("v6e:1x1", {}),
-        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}),
+        ("v5e:1x1", {}, D),
+        ("v5p:1x1x1", {}, D),  # two cores share its memory
+        ("v6e:1x1", {}, D),
+        ("v6e:1x1", {}, D // 2),  # two heads side by side
+        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}, D),
+        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}, D // 2),
     ],
 )
-def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, sizes):
+def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, sizes, d):
     """No whole ring or prefix is read, copied or gathered besides."""
     from curax.planning import hbm, hlo
 
-    text = drawn(libtpu, place, sizes)
+    heads = {"model.heads": 4 * D // d, "model.kv_heads": KV_HEADS * D // d}
+    text = drawn(libtpu, place, sizes, **heads, **{"model.head_dim": d})
     assert len(re.findall('%decode_attention.*"tpu_custom_call"', text)) == 2 * LAYERS
     rows, heads = (SLOTS // 2, KV_HEADS // 2) if sizes else (SLOTS, KV_HEADS)
     ring = f"bf16[{rows},{heads},{COLUMNS},{D}]"
@@ -154,7 +156,8 @@ def test_where_memory_bounds_slots_a_tpu_reads_pages_where_they_are(
     room = tokens * 2 * LAYERS * heads * D * 2 / 2**30
     text = drawn(
         *(libtpu, place, sizes),
-        **{"max_tokens": 1024, "slots": 0, "prompts": 8, "cache_gib": room},
+        **{"sampling.max_tokens": 1024, "sampling.slots": 0, "sampling.prompts": 8},
+        **{"sampling.cache_gib": room},
     )
     head = "(?:1,)?" if heads == 1 else f"{heads},"
     pool = rf"bf16\[(?:1,)?(\d+),{head}128,{D}\]"

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from curax.arrays.sharding import active, constrain, mesh_axes, platform
-from curax.models import parts
+from curax.models import lanes, parts
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
@@ -47,7 +47,7 @@ class Tiles:
 class Layer:
     """Keys and values of a layer, as decoding slots read them."""
 
-    own: Any  # k, v [K, kv_heads, W, d]
+    own: Any  # k, v [K, kv_heads, W, d], or those of `lanes`
     prefix: Any  # k, v [D, C, kv_heads, P, d]
     tiles: Tiles
     pool: Any = None  # k, v [D, pages, kv_heads, B, d]; None: there are no pages
@@ -170,7 +170,7 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     """`Layer.attend` for the slots and heads of one device."""
     (k, v), width = own, prefix[0].shape[-2]
     theirs, ours, before = jnp.split(seen, (width, width + k.shape[2]), 1)
-    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
+    grouped = lanes.grouped(q, k)
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
     *_, columns, d = k.shape
@@ -198,7 +198,7 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     out = out.astype(v.dtype)
     if kernel:  # or XLA reshapes both parts, in float32
         out = jax.lax.optimization_barrier(out)
-    return out.reshape(q.shape)
+    return lanes.of_heads(out, q.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

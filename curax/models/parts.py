@@ -4,6 +4,9 @@ With l = q k^T / sqrt(d), m and z = sum_s e^(l_s - m) the maximum and sum over t
 of a part, `decoding` joins parts by their m and z. Where there are many columns, only
 blocks of them that hold a token are read, by a loop on a CPU and kernels elsewhere.
 There e^(l_s - m) is rounded to the precision of v, with the running m.
+
+Where heads of keys lie side by side (`lanes`), kv_heads is the number of such rows, of
+D = p d entries, and results have entries of all p heads; elsewhere D = d.
 """
 
 import math
@@ -15,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays.sharding import active, ampere, cores, platform
+from curax.models.lanes import scaling, spread
 
 LEAST = 256  # fewest columns that are read in blocks
 PIECE = 2**19  # bytes of keys in a block of a CPU: copied by several threads, cached
@@ -36,21 +40,22 @@ def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> Part:
 
     Args:
         q: `[N, kv_heads, R, d]`, queries of the heads of a group, of one or more slots.
-        k: `[N, kv_heads, S, d]`.
+        k: `[N, kv_heads, S, D]`.
         seen: `[N, S]` bool, the visible keys.
 
     Returns:
         e^(l_s - m) `[N, kv_heads, R, S]`, m and z `[N, kv_heads, R]`, float32. Where no
         key is visible m is the lowest float32.
     """
-    scores = _scores(q, k, seen[:, None, None])
+    wide = spread(q, k.shape[-1])
+    scores = _scores(wide, k, seen[:, None, None], scaling(q))
     top = jnp.max(scores, -1)
     e = jnp.exp(scores - top[..., None])
     return e, top, jnp.sum(e, -1)
 
 
 def mixed(e: jax.Array, factor: jax.Array, v: jax.Array) -> jax.Array:
-    """sum_s p_s v_s `[N, kv_heads, R, d]` float32, p rounded to the precision of v."""
+    """sum_s p_s v_s `[N, kv_heads, R, D]` float32, p rounded to the precision of v."""
     return _product((e * factor[..., None]).astype(v.dtype), v)
 
 
@@ -58,15 +63,15 @@ def _product(e: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("...rs,...sd->...rd", e, v, preferred_element_type=jnp.float32)
 
 
-def _scores(q: jax.Array, k: jax.Array, seen: jax.Array) -> jax.Array:
+def _scores(q: jax.Array, k: jax.Array, seen: jax.Array, scale: float) -> jax.Array:
     scores = jnp.einsum("...rd,...sd->...rs", q, k, preferred_element_type=jnp.float32)
-    return jnp.where(seen, scores * q.shape[-1] ** -0.5, LOWEST)
+    return jnp.where(seen, scores * scale, LOWEST)
 
 
 def by_blocks(width: int, d: int, item: int) -> Callable[..., Part] | None:
     """How blocks of so many columns are read, as `of_blocks`; None: all are read.
 
-    Heads have d entries of `item` bytes.
+    Heads, or those that lie side by side, have d entries of `item` bytes.
 
     Not where the compiler places slots, as those of seeds over a mesh, nor by a kernel
     for which a head is too small or large: on a TPU it fills lanes, on a GPU, from
@@ -99,14 +104,16 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
     Args:
         q: as `exponentials`.
         k: as `exponentials`.
-        v: `[N, kv_heads, S, d]`.
+        v: `[N, kv_heads, S, D]`.
         seen: as `exponentials`.
 
     Returns:
-        sum_s e^(l_s - m) v_s `[N, kv_heads, R, d]`, m and z `[N, kv_heads, R]`, all
+        sum_s e^(l_s - m) v_s `[N, kv_heads, R, D]`, m and z `[N, kv_heads, R]`, all
         float32. Where no key is visible: 0, the lowest float32, and not quite 0.
     """
     (slots, kv_heads, width, d), rows = k.shape, q.shape[2]
+    scale = scaling(q)
+    q = spread(q, d)
     size, block = piece(kv_heads, d, k.dtype.itemsize)
     size, block = math.gcd(slots, size), min(block, width)
     most = -(-width // block)
@@ -129,7 +136,7 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
         mask &= (start + jnp.arange(block) >= column)[None]
         out, top, total = map(of_slots, state)
         mask = mask[:, None, None]
-        new = added((out, top, total), of_slots(q), keys(k), keys(v), mask)
+        new = added((out, top, total), of_slots(q), keys(k), keys(v), mask, scale)
         return tuple(
             jax.lax.dynamic_update_slice_in_dim(x, y, slot, 0)
             for x, y in zip(state, new, strict=True)
@@ -142,13 +149,14 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
     return out, top[..., 0], jnp.maximum(total[..., 0], TINY)
 
 
-def added(state: Part, q, k, v, mask: jax.Array) -> Part:
+def added(state: Part, q, k, v, mask: jax.Array, scale: float) -> Part:
     """A part with more keys: those of a block, of which the mask is visible.
 
-    The state is as of `of_blocks`, m and z with an axis of size 1 behind.
+    The state is as of `of_blocks`, m and z with an axis of size 1 behind; q as of
+    `spread`, l = q k^T scale.
     """
     out, top, total = state
-    scores = _scores(q, k, mask)
+    scores = _scores(q, k, mask, scale)
     new = jnp.maximum(top, jnp.max(scores, -1, keepdims=True))
     e = jnp.where(mask, jnp.exp(scores - new), 0.0)
     old = jnp.exp(top - new)
@@ -195,14 +203,14 @@ def kernel(
 
     Args:
         q: `[K, kv_heads, R, d]`.
-        k: `[M, kv_heads, S, d]`; pages: `[M, kv_heads, B, d]`.
+        k: `[M, kv_heads, S, D]`; pages: `[M, kv_heads, B, D]`.
         v: as k.
         seen: `[N, S]` bool.
         source: `[N]` or `[N, S / B]` int32.
         slot: `[N, m]` int32.
 
     Returns:
-        sum_s p_s v_s `[N, m, kv_heads, R, d]`, p the softmax over these keys, and its
+        sum_s p_s v_s `[N, m, kv_heads, R, D]`, p the softmax over these keys, and its
         m + log z `[N, m, kv_heads, R, 1]`, float32; anything where no key is visible.
         To drop the last axis is a copy on a TPU, of 1 KiB for each.
     """
@@ -311,6 +319,8 @@ def mosaic(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
+    scale = scaling(q)
+    q = spread(q, k.shape[-1])
     (_, kv_heads, queries, d), (rows, width) = q.shape, seen.shape
     size = BLOCK // 2
     each = k.shape[2] // size if source.ndim == 2 else -(-width // size)
@@ -346,7 +356,7 @@ def mosaic(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
         v = jnp.concatenate([real(n, x[0]) for n, x in enumerate(values)], 1)
         state = out[...], top[...], total[...]
         mine = asked[...].astype(q[0].dtype)
-        new = added(state, mine, k, v, (mask[0] != 0)[None])
+        new = added(state, mine, k, v, (mask[0] != 0)[None], scale)
         out[...], top[...], total[...] = new
 
         following = found[jnp.minimum(i + 1, count - 1)] // most
@@ -429,6 +439,8 @@ def triton(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton as gpu
 
+    scale = scaling(q)
+    q = spread(q, k.shape[-1])
     slots, q = slot.shape[1], in_rows(q, slot)
     (rows, kv_heads, queries, d), width = q.shape, seen.shape[1]
     page = k.shape[2] if (paged := source.ndim == 2) else width
@@ -460,7 +472,7 @@ def triton(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
                 gpu.load(x.at[of, head, place], mask=inside, other=0.0) for x in (k, v)
             )
             visible = mask[row, pl.ds(start, block)] != 0
-            return added(state, mine, keys, values, visible[None])
+            return added(state, mine, keys, values, visible[None], scale)
 
         none = jnp.zeros((size, 1), jnp.float32)
         state = jnp.zeros((size, d), jnp.float32), none + LOWEST, none
@@ -493,9 +505,9 @@ def triton(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
         name="decode_attention",
     )(count, found, source, q, k, v, mask.reshape(rows, -1).astype(jnp.int8))
     most = jnp.max(top, 0)
-    scale = jnp.exp(top - most[None])
-    z = jnp.maximum(jnp.sum(total * scale, 0), TINY)
-    out = jnp.sum(out * scale, 0) / z
+    weight = jnp.exp(top - most[None])
+    z = jnp.maximum(jnp.sum(total * weight, 0), TINY)
+    out = jnp.sum(out * weight, 0) / z
     return of_each(out, slots), of_each(most + jnp.log(z), slots)
 
 

@@ -25,7 +25,7 @@ from jax.nn import initializers
 
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention, decoding, packed, parts
+from curax.models import attention, decoding, lanes, packed, parts
 from curax.models.modules import (
     MATRICES,
     Dense,
@@ -194,7 +194,7 @@ class Transformer:
             trained=is_adapter if self.block.lora_rank else None,
             ready=self.ready,
             packs=self.packs,
-            shared=True,
+            shared=self.shared,
             ragged=self.ragged,
             paged=self.paged,
         )
@@ -213,6 +213,17 @@ class Transformer:
 
         return jax.tree_util.tree_map_with_path(held, params)
 
+    def shared(self, cache):
+        """The cache as decoding has it: heads side by side where they fill lanes."""
+        rows = self.block.kv_heads // self.abreast
+        return jax.tree.map(lambda x: lanes.in_lanes(x, rows), cache)
+
+    @property
+    def abreast(self):
+        """Heads of keys that lie side by side in decoding, here."""
+        block = self.block
+        return lanes.side_by_side(block.heads, block.kv_heads, block.head_dim)
+
     def ragged(self, columns):
         """Whether of so many columns those with tokens alone are read."""
         return self.read_by(columns) is not None
@@ -224,7 +235,8 @@ class Transformer:
     def read_by(self, columns):
         """How decoding reads blocks of so many columns, as `parts.by_blocks`."""
         block = self.block
-        return parts.by_blocks(columns, block.head_dim, block.dtype.itemsize)
+        d = block.head_dim * self.abreast
+        return parts.by_blocks(columns, d, block.dtype.itemsize)
 
     def packs(self, tokens, steps, prompt):
         """How rows are packed, for `Model.packs`.
@@ -233,13 +245,13 @@ class Transformer:
         pairs of a line, and reads a copy of each row's prompt: so lines are as long as
         the longest row, with a few rows each. That of a GPU knows no segments.
         """
-        block, lanes = self.block, attention.LANES
+        block, unit = self.block, attention.LANES
         if block.attend is not attention.by_platform:
             return None
-        choice = attention.choose(lanes, block.head_dim, block.dtype)
+        choice = attention.choose(unit, block.head_dim, block.dtype)
         if choice is attention.plain:
             return Lines(tokens)
-        wide = -(-steps // lanes) * lanes
+        wide = -(-steps // unit) * unit
         rows = min(packed.ROWS, wide // prompt)
         if choice is not attention.splash or rows < 2:
             return None
@@ -444,7 +456,9 @@ class Block(nn.Module):
         if cache is not None and column is not None:
             own = cache.own if isinstance(cache, decoding.Layer) else cache
             k, v = (
-                jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
+                jax.lax.dynamic_update_slice_in_dim(
+                    old, lanes.in_lanes(new, old.shape[1]), column, -2
+                )
                 for old, new in zip(own, (k, v), strict=True)
             )
         elif cache is not None and not isinstance(seen, Visible):

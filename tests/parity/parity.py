@@ -4,7 +4,9 @@ Needs torch, transformers and peft; the tests that run by default read the resul
 `make_golden.py` instead.
 """
 
+import json
 from functools import cache, partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from curax import demo, rollout
+from curax import demo, evaluate, rollout
 from curax.models import pretrained, rotary
 from curax.models.export import export, export_adapter
 from curax.tasks import word_problems
@@ -223,3 +225,32 @@ def test_the_tokenizer_of_word_problems_is_theirs():
             turns, add_generation_prompt=True, return_dict=False
         )
         assert asked == ours.chat(turns)
+
+
+def test_a_run_on_text_answers_as_they_do(tmp_path):
+    """Greedily and to the letter, from question to answer, by what was exported."""
+    run = Path(__file__).parents[2] / "experiments" / "text_solved" / "start"
+    data, out = tmp_path / "problems.jsonl", tmp_path / "out"
+    data.write_text("\n".join(map(json.dumps, word_problems.records(24))))
+    asked = ["--model", str(run), "--data", str(data), "--max-tokens", "40"]
+    asked += ["--grader", "curax.verify.graders:numbers", "--n", "1", "--greedy"]
+    assert evaluate.main([*asked, "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in (out / data.name).read_text().splitlines()]
+    model, tokenizer = theirs(run), AutoTokenizer.from_pretrained(run)
+    greedy = [row for row in rows if row["greedy"]]
+    assert len({row["text"] for row in greedy}) > 20
+    for row in greedy:
+        turns = [{"role": "user", "content": row["question"]}]
+        ids = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_tensors="pt", return_dict=False
+        )
+        said = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        told = tokenizer.decode(said[0, ids.shape[1] :], skip_special_tokens=True)
+        assert told.strip() == row["text"].strip()
