@@ -306,6 +306,11 @@ def test_a_compiled_plan_says_what_both_programs_take(tmp_path, capsys):
     assert float(shown) == pytest.approx(reads[0] / needed[0], rel=0.01)
     (shown,) = re.findall(r"times what is needed +- +([\d.e-]+)$", out, re.MULTILINE)
     assert float(shown) == pytest.approx(reads[1] / needed[1], rel=0.01)
+    moved = [program["received"] for program in one["programs"]]
+    estimated = [work[role]["received"] for role in ("draw", "learn")]
+    shown = re.findall(r"times what is estimated +(\S+) +(\S+)$", out, re.MULTILINE)
+    wanted = [x / y for x, y in zip(moved, estimated, strict=True)]
+    assert [float(x) for x in shown[0]] == pytest.approx(wanted, rel=0.01)
     assert "draw moves most per turn, GiB:" in out
     assert all(len(program["call"][2]) == 5 for program in (draw, learn))
     assert "No limit is known for a CPU" in out

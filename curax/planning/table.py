@@ -89,6 +89,7 @@ def _compiled(plan: Plan, one: Layout, found: list[Program]) -> list[str]:
         ("MiB received: per turn", [mib(d.traffic.turn.total) for d in done]),
         ("  else, per call", [mib(d.traffic.call.total) for d in done]),
         ("  of all turns", [mib(p.received) for p in found]),
+        ("  times what is estimated", [_times_received(p, one) for p in found]),
         ("GiB read: per turn", [gib(d.turn.read) for d in done]),
         ("  by kernels, at most", [gib(d.turn.kernels) for d in done]),
         ("  times what is needed", [_times(p, one, "turn") for p in found]),
@@ -129,6 +130,14 @@ def _times(program: Program, one: Layout, when: str) -> str:
     whole = not work.turn_read and work.read
     read = done.call.read + work.turns * done.turn.read
     return digits(read / whole if whole else math.nan)
+
+
+def _times_received(program: Program, one: Layout) -> str:
+    """Bytes received over those that the layout has to move, by the estimate."""
+    work = one.work.get(program.role)
+    if work is None or not work.received or program.received is None:
+        return "-"
+    return digits(program.received / work.received)
 
 
 def _counts(done: Any) -> dict[str, str]:
