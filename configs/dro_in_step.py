@@ -12,7 +12,9 @@ Here:     As dro, but no prompts are looked at beforehand: all come in turn, and
           more than noise makes it, 5% of the others by chance. That costs no draw, and
           does not wait for the next look; a step has fewer groups to train on, and
           draws are spent on those that it drops. Nor can it keep prompts that are too
-          hard away, for it ranks no tokens.
+          hard away, for it ranks no tokens. With the weights of the paper, by
+          deviation, which experiments/dro compares, it is this and
+          --set reflection.weights=reflect.sigma reflection.leave_one_out=False.
 """
 
 from functools import partial
