@@ -38,14 +38,14 @@ def parser() -> Parser:
 
 
 def prices(text: str) -> tuple[float, float]:
-    """The value of --cost: two numbers from 0 on, not both 0.
+    """The value of --cost: two numbers from 0 on, not both 0, within reach.
 
     Raises:
         ConfigError: it is something else.
     """
     try:
         drawn, trained = (float(part) for part in text.split(":"))
-        if min(drawn, trained) >= 0 and 0 < drawn + trained < float("inf"):
+        if drawn + trained > 0 and experiments.within_reach((drawn, trained)):
             return drawn, trained
     except ValueError:
         pass

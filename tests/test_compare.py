@@ -533,6 +533,25 @@ def test_what_a_trained_token_costs_is_that_of_steps_in_which_some_train(monkeyp
         runner.measured_cost(replace(config, seeds=1), None)
 
 
+def test_a_cost_is_measured_again_where_the_baseline_is_another(
+    whole, tmp_path, monkeypatch
+):
+    copied, measured = shutil.copytree(whole, tmp_path / "copied"), []
+
+    def cost(config, warm):
+        measured.append(config.advantage)
+        return {"drawn_s": 1.0, "trained_s": 3.0, "device": "cpu", "steps": 5}
+
+    monkeypatch.setattr(runner, "measured_cost", cost)
+    own = tiny_experiment.get_experiment()
+    for baseline in ("plain", "centred", "centred"):
+        experiment = replace(own, baseline=baseline)
+        arms = experiments.arms(experiment)
+        comparison.compare(experiment, arms, copied, cost=None, name="copied")
+    assert measured == [advantage.group_mean]
+    assert json.loads((copied / "results.json").read_text())["prices"] == [1.0, 3.0]
+
+
 def test_where_an_end_of_what_was_tried_is_taken_it_is_said():
     switch = [{"settings": {"a": a}, "rate": 0.0} for a in (False, True)]
     assert analysis.ends_taken({"trials": switch, "taken": 1}) == []  # nothing beyond
@@ -612,6 +631,7 @@ WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
         (WHOLE + ", baseline=3", "baseline=3 must be text or none"),
         (WHOLE + ", cost='1:3'", "cost='1:3' must be a tuple of 2 numbers"),
         (WHOLE + ", cost=(float('inf'), 1.0)", "cost=(inf, 1.0) has no end"),
+        (WHOLE + ", cost=(1e-320, 1.0)", "1.0) has no end"),
     ],
 )
 def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):
@@ -632,6 +652,8 @@ def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, text, said):
         (["--cost", "0:0"], "as --cost 1:3."),
         (["--cost", ""], "is not what a drawn and a trained token cost"),
         (["--cost", "1:inf"], "as --cost 1:3."),
+        (["--cost", "1e-320:1"], "as --cost 1:3."),
+        (["--cost", "1e307:1"], "as --cost 1:3."),
         (["no_such.py"], "no_such.py: there is no such file"),
         (["a" * 300], "cannot be used: File name too long; name another path."),
         ([str(ROOT / "configs" / "grpo.py")], "define one that returns an Experiment"),

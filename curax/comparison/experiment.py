@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +118,7 @@ class Experiment:
             yield "tune sets seed, and trials have seeds of their own; leave it out."
         if self.cost and not sum(self.cost) > 0:
             yield "cost=(0, 0) makes everything free; set it to (1, 1), for example."
-        if self.cost and math.isinf(sum(self.cost)):
+        if self.cost and not within_reach(self.cost):
             yield f"cost={self.cost} has no end; set it to (1, 1), for example."
         for where, changes in self._changes():
             for name in DECIDED.keys() & changes.keys():
@@ -148,6 +147,11 @@ class Experiment:
     def against(self) -> str:
         """Name of the recipe that others are compared with."""
         return self.baseline or next(iter(self.recipes))
+
+
+def within_reach(cost: tuple[float, float]) -> bool:
+    """Whether each cost is 0, or one whose ratio to another is far from infinite."""
+    return all(one == 0 or 1e-30 <= one <= 1e30 for one in cost)
 
 
 def _no_dict(where: str, value: Any) -> Iterator[str]:

@@ -195,7 +195,7 @@ class Comparison:
         experiment, arms = self._experiment, self._arms
         write_file(self._workdir / ABOUT, files.json_bytes(about(experiment, arms)))
         (self._workdir / ARMS).mkdir(exist_ok=True)
-        if measures and not (self._workdir / COST).exists():
+        if measures:
             self._measure(progress)
         start, tuned, before = time.monotonic(), {}, 0
         if self._trials:
@@ -314,16 +314,20 @@ class Comparison:
     # ----- what a token costs
 
     def _measure(self, progress: Progress) -> None:
-        """Measure the cost of a token on one seed of the baseline; write cost.json."""
+        """Measure the cost of a token on one seed of the baseline; write cost.json.
+
+        What was measured before is kept, unless it was on another baseline.
+        """
         arm = next(arm for arm in self._arms if arm.recipe == self._experiment.against)
+        if reading.read_json(self._workdir / COST).get("baseline") == arm.name:
+            return
         warm = self._warmed(arm, progress)
         if self._experiment.seeds > 1:
             warm = jax.tree.map(lambda x: x[0], warm)
         with progress.waiting("measuring what a token costs"):
             config = replace(arm.config, seeds=1, staged=True)
-            write_file(
-                self._workdir / COST, files.json_bytes(measured_cost(config, warm))
-            )
+            found = {"baseline": arm.name} | measured_cost(config, warm)
+            write_file(self._workdir / COST, files.json_bytes(found))
 
 
 def measured_cost(config: Config, warm: Any) -> dict[str, Any]:
