@@ -305,6 +305,25 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, runs, type
     assert (snapshot(tmp_path), snapshot(runs["lora"])) == before
 
 
+def test_a_torn_line_of_a_run_is_told_without_options_of_training(
+    tmp_path, runs, monkeypatch
+):
+    monkeypatch.undo()
+    run, torn = shutil.copytree(runs["lora"], tmp_path / "run"), tmp_path / "torn.jsonl"
+    whole = saved.words.folder() / "test.jsonl"
+    torn.write_bytes(whole.read_bytes()[:-20])
+    file = run / folder.CONFIG
+    file.write_text(file.read_text().replace(str(whole), str(torn)))
+    line = len(whole.read_text().splitlines())
+    for command in (
+        [export.main, run, tmp_path / "new"],
+        [evaluate.main, "--model", run],
+    ):
+        said = refusal(*command)
+        assert f"{torn}:{line}: not a JSON object" in said
+        assert said.endswith("; mend or delete this line.\n")
+
+
 def test_a_link_that_leads_nowhere_exists_already(tmp_path, runs):
     (link := tmp_path / "link").symlink_to(tmp_path / "nowhere")
     said = f"curax.export: {link} exists already; name a new folder.\n"

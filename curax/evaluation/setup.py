@@ -82,7 +82,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
     """
     name_of_model, path = _model(args)
     config, step = _run_config(path, args), args.step or "latest"
-    with errors.config_errors():
+    with policies.only_read(), errors.config_errors():
         if config and not args.data and unbound(config.task) is not file_task.task:
             _check_no_file_options(FILE_OPTIONS, args)
             policy = policies.load_run(path, config, step=step)

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,8 @@ def load_state(
     number = saved.named(step)
     build.check_weights(config, resumed=True)
     # The difficulty memory is as long as the files were.
-    states = states_of(config, reading.read_json(path / folder.QUESTIONS))
+    with only_read():
+        states = states_of(config, reading.read_json(path / folder.QUESTIONS))
     folder.check_shapes(path, states)
     try:
         with states.context():
@@ -190,6 +191,20 @@ def load_state(
         raise ConfigError(
             f"{error}; bring back what model.path={checkpoint_of(config)} was."
         ) from error
+
+
+@contextlib.contextmanager
+def only_read() -> Iterator[None]:
+    """Context of a run that is only read: a sentence names no option of training.
+
+    Raises:
+        ConfigError: one without it.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        said = str(error).replace(", or --set task.on_error=skip", "")
+        raise ConfigError(said) from error
 
 
 def states_of(config: Config, began: Mapping[str, Any]) -> States:
