@@ -305,6 +305,13 @@ def test_bad_input_gets_one_sentence_and_nothing_is_written(tmp_path, runs, type
     assert (snapshot(tmp_path), snapshot(runs["lora"])) == before
 
 
+@pytest.mark.parametrize("size", [247, 255])
+def test_a_folder_may_have_the_longest_name_that_there_is(tmp_path, runs, size):
+    new = tmp_path / ("a" * size)
+    assert main(runs["own"], new, *OWN)[0] == 0
+    assert [*tmp_path.iterdir()] == [new]
+
+
 def test_a_torn_line_of_a_run_is_told_without_options_of_training(
     tmp_path, runs, monkeypatch
 ):

@@ -312,7 +312,8 @@ def _folder(destination: str | Path) -> Iterator[Path]:
     What a killed process left there is removed by the next that writes the destination.
     """
     final = Path(os.path.expanduser(destination)).absolute()
-    hidden = final.with_name(f".{final.name}.partial")
+    short = os.fsdecode(os.fsencode(final.name)[:240])  # names have 255 bytes
+    hidden = final.with_name(f".{short}.partial")
     with lock.hold(hidden, f"{final}:"):
         folder = hidden / "whole"
         try:
