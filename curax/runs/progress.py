@@ -1,6 +1,7 @@
 """Progress of a run: a live display on a terminal, plain lines elsewhere.
 
-They are plain too on a terminal that says by TERM=dumb that it redraws nothing.
+They are plain too on a terminal that says by TERM=dumb that it redraws nothing, and on
+one without room for a note beside its phase.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from rich.text import Text
 from curax.runs.reading import overall_mean
 
 NARROW = 60  # columns of a terminal below which no bar is drawn
+LEAST = 40  # below which nothing is redrawn
 
 
 class ElapsedColumn(ProgressColumn):
@@ -39,7 +41,8 @@ class Progress:
     def __init__(self, console: Console | None = None):
         """Make the display; it starts when the context is entered."""
         self._console = console or Console(highlight=False)
-        self._live = self._console.is_terminal and not self._console.is_dumb_terminal
+        redraws = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = redraws and self._console.width >= LEAST
         self._bars = Bars(
             SpinnerColumn(
                 "dots" if self._console.encoding.startswith("utf") else "line",
