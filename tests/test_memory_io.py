@@ -326,15 +326,19 @@ def test_a_long_value_is_told_in_part(tmp_path):
     assert len(said) < len(str(path)) + 150
 
 
-@pytest.mark.parametrize("name", ["missing.jsonl", "", "memory.jsonl/x"])
+@pytest.mark.parametrize("name", ["missing.jsonl", "", "memory.jsonl/x", "pipe"])
 def test_a_file_that_is_not_there_is_told_in_a_sentence(tmp_path, name):
     (tmp_path / "memory.jsonl").write_text("")
+    os.mkfifo(tmp_path / "pipe")  # which would be waited for
     path = tmp_path / name
     said = message(ConfigError, memory_io.read, path, task_of(QUESTIONS))
     assert said in {
         f"memory.load={path} cannot be read: {reason}; name the memory.jsonl of a run, "
         "or set memory.load to none."
-        for reason in ("No such file or directory", "Is a directory", "Not a directory")
+        for reason in (
+            *("No such file or directory", "Not a directory"),
+            *("it is a folder, not a file", "it is a named pipe, not a file"),
+        )
     }
 
 

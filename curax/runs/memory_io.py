@@ -123,11 +123,13 @@ def read(path: Path, task: Task) -> LoadedMemory:
             line, value and fix.
     """
     try:
-        data = path.read_bytes()
-    except OSError as error:
+        with files.opened(path) as (file, _):
+            data = file.read()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"memory.load={path} cannot be read: {error.strerror}; name the "
-            "memory.jsonl of a run, or set memory.load to none."
+            f"memory.load={path} cannot be read: {why}; name the memory.jsonl of a "
+            "run, or set memory.load to none."
         ) from error
     added: dict[str, np.ndarray] = {}
     names = []
