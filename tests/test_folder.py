@@ -28,6 +28,7 @@ from curax.settings.config_paths import describe
 from curax.step.types import Shown
 from curax.tasks import chain, file_task
 from curax.types import Contexts, Prompts
+from curax.verify import graders
 
 CONFIG = get_config()
 FOUR = [{"step": step, "loss/mean": step / 8} for step in range(4)]
@@ -540,14 +541,20 @@ def test_questions_that_are_asked_otherwise_than_the_run_began_to_are_refused(
     folder.check_questions(tmp_path, other)
 
 
-@pytest.mark.parametrize("option", ["grader", "environment"])
+@pytest.mark.parametrize("option", ["grader", "environment", "term"])
 def test_another_file_of_a_grader_is_told_once(tmp_path, monkeypatch, option):
     code = "def judge(*_, **__):\n    pass\n"
     (tmp_path / "judging.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "judging", raising=False)
     judge: Any = importlib.import_module("judging").judge
-    task: Any = partial(file_task.task, train="", **{option: judge})
+    options: dict[str, Any] = {option: judge}
+    if option == "term":  # of a weighted grader, beside the outcome's
+        terms = {"right": graders.numbers, "own": judge}
+        weights = dict.fromkeys(terms, 1.0)
+        how = {"terms": terms, "weights": weights, "outcome": "right"}
+        options = {"grader": partial(graders.weighted, **how)}
+    task: Any = partial(file_task.task, train="", **options)
     config = dataclasses.replace(CONFIG, task=task)
     built = dataclasses.replace(chain.task(depth=1), fingerprint=7)
     assert folder.grader_warning(tmp_path, marks.grader(config)) == ""  # a new run

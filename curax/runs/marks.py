@@ -40,16 +40,23 @@ def weights(path: str) -> int:
 
 
 def grader(config: Config) -> int:
-    """Checksum of the file of a task's grader or environment; 0: of curax, or none.
+    """Checksum of the files of a task's graders or environment; 0: of curax, or none.
 
     A file that holds a config or an experiment as well says nothing of its grader.
     """
-    made, service = declared_option(config.task, "environment"), serve.ENVIRONMENT
-    if made is None:
-        if unbound(config.task) is not file_task.task:
-            return 0
-        made = graders.outcome_of(option(config.task, "grader"))
-        service = serve.GRADER
+    made = declared_option(config.task, "environment")
+    if made is not None:
+        return _mark(made, serve.ENVIRONMENT)
+    if unbound(config.task) is not file_task.task:
+        return 0
+    own = option(config.task, "grader")
+    sums = graders.terms_of(own)
+    every = sums.terms.values() if sums else [own]
+    return sum({_mark(one, serve.GRADER) for one in every})  # a file counts once
+
+
+def _mark(made: Callable[..., Any], service: serve.Service) -> int:
+    """As `code`; 0 where the file says nothing, or there is none."""
     beside = getattr(unbound(made), "__globals__", {})
     if "get_config" in beside or "get_experiment" in beside:
         return 0
