@@ -1089,6 +1089,9 @@ BAD = {
     f"{GOOD} --foo": f"unrecognized arguments: --foo{USAGE}",
     f"{GOOD} --n many": f"argument --n: invalid int value: 'many'{USAGE}",
     f"{GOOD} --n -1": "--n -1 must be at least 0; write --n 0.",
+    f"{GOOD} --n 1000000000000": "--n 1000000000000 completions of --batch 16 "
+    "problems, of up to --max-tokens 1024, take half the memory of this machine at "
+    "least; lower one of them.",
     f"{GOOD} --n 0": "--n 0 draws nothing; add --greedy, or write --n 1.",
     f"{GOOD} --n 0 --greedy --k 1": "--k is of sampled completions; leave it out at "
     "--n 0.",

@@ -22,7 +22,7 @@ from curax.evaluation.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, folder, marks, policies
 from curax.runs.policies import Policy
-from curax.settings import errors, functions
+from curax.settings import errors, functions, machine
 from curax.settings.config_paths import describe, options, unbound
 from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import mesh as meshes
@@ -37,7 +37,7 @@ FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
 FILE_OPTIONS = (*FORM, "layout", "on_error", "grader", "max_prompt_tokens")
 READING = ("layout", "on_error")  # those that apply only to files of --data
 
-
+TOKEN = 8  # bytes of a token drawn, with its log-prob
 # Options of sampling that the command line or a run gives, with their defaults.
 DRAWN: dict[str, Any] = {
     "temperature": 1.0,
@@ -333,6 +333,13 @@ def _sampling_spec(config: Config | None, task: Task, args: Namespace) -> Sampli
     for name, default in DRAWN.items():
         own = sizes and getattr(sizes, name)
         given[name] = _first_given(getattr(args, name), own, default)
+    tokens = max(args.n, 1) * args.batch * given["max_tokens"]
+    if tokens * TOKEN > machine.memory() / 2:
+        raise ConfigError(
+            f"--n {args.n} completions of --batch {args.batch} problems, of up to "
+            f"--max-tokens {given['max_tokens']}, take half the memory of this machine "
+            "at least; lower one of them."
+        )
     return SamplingSpec(
         n=args.n,
         greedy=args.greedy,
