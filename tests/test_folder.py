@@ -459,6 +459,11 @@ def test_a_folder_in_which_no_checkpoint_could_be_written_is_refused(tmp_path):
         f"--workdir {workdir} has a byte that is not UTF-8, and checkpoints cannot be "
         "written there; name another folder."
     )
+    workdir = tmp_path / "\udcc3\udcbc"  # as the locale C reads an umlaut
+    assert no_place(workdir) == (
+        f"--workdir {workdir} has letters that this locale lacks, and checkpoints "
+        "cannot be written there; set PYTHONUTF8=1, or name another folder."
+    )
     folder.check_writable(tmp_path / "\u4e2d")
 
 

@@ -65,9 +65,13 @@ def check_writable(workdir: Path) -> None:
     try:
         str(workdir.absolute()).encode()
     except UnicodeEncodeError as error:
+        what, fix = "a byte that is not UTF-8", ""
+        with contextlib.suppress(UnicodeDecodeError):
+            os.fsencode(workdir.absolute()).decode()
+            what, fix = "letters that this locale lacks", "set PYTHONUTF8=1, or "
         raise ConfigError(
-            f"--workdir {workdir} has a byte that is not UTF-8, and checkpoints cannot "
-            "be written there; name another folder."
+            f"--workdir {workdir} has {what}, and checkpoints cannot be written there; "
+            f"{fix}name another folder."
         ) from error
     if found := next((c for c in str(workdir.absolute()) if c in PATTERN), None):
         raise ConfigError(
