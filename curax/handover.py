@@ -9,11 +9,13 @@ then missing. `curax.step.outside` has the part of a step.
 
 import abc
 import contextlib
+import hashlib
 import logging
 import math
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -124,7 +126,8 @@ class Engine(abc.ABC):
             wait: seconds for an engine that does not answer to come back.
             tries: times that a completion is asked for.
         """
-        self._token = secrets.token_hex(4)  # versions of other runs are others
+        # Versions of other processes are others; those of a run begin alike.
+        self._token, self._run = secrets.token_hex(4), "curax-"
         self._folder, self._wait, self._tries = folder, wait, tries
         self._whole: Path | None = None  # the folder of the parameters that draw
         self._folders: list[Path] = []  # all that were written and not removed
@@ -179,6 +182,18 @@ class Engine(abc.ABC):
                 "has no format for this model; take one of curax.models, or set "
                 "sampling.engine to None."
             )
+
+    def follow(self, workdir: Path) -> None:
+        """Remove what was handed over by a process of the same run that was killed.
+
+        The folder of a run is locked, so none of it is of a process that lives.
+        """
+        there, host = workdir.stat(), socket.gethostname()
+        whose = f"{host} {workdir.resolve()} {there.st_dev} {there.st_ino}"
+        digest = hashlib.blake2b(os.fsencode(whose), digest_size=8).hexdigest()
+        self._run = f"curax-{digest}-"
+        for left in self._home().glob(f"*{self._run}*"):  # and what is not yet whole
+            shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:
         """Wait for no engine any more, and remove what was handed over."""
@@ -343,12 +358,15 @@ class Engine(abc.ABC):
         )
         return version
 
+    def _home(self) -> Path:
+        """The folder in which parameters are handed over."""
+        there = os.path.expanduser(self._folder or tempfile.gettempdir())
+        return Path(there).absolute()
+
     def _written(self, source: Source) -> Path:
         """A new folder with the parameters of a source, of which it is the name."""
-        home = Path(
-            os.path.expanduser(self._folder or tempfile.gettempdir())
-        ).absolute()
-        name = f"curax-{self._token}-{self._count}-step-{source.step}"
+        home = self._home()
+        name = f"{self._run}{self._token}-{self._count}-step-{source.step}"
         config, task = source.config, source.task
         self._adapter = self.adapters and written.has_adapters(config)
         try:

@@ -400,6 +400,27 @@ def test_no_folder_is_left_of_an_engine_that_nobody_closes(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_what_a_killed_process_of_the_same_run_has_left_is_removed(tmp_path):
+    parts, home = build(asking("http://127.0.0.1:1")), tmp_path / "home"
+    here, other = tmp_path / "here", tmp_path / "other"
+
+    def following(workdir):
+        made = Alone()
+        made._folder = str(home)
+        made.follow(workdir)
+        return made
+
+    left = []  # which nobody closes
+    for workdir in (here, other):
+        workdir.mkdir()
+        left.append(following(workdir))
+        left[-1].draw(ASKS[:1], HOW, source(parts))
+    (mine,), (its,) = (made._folders for made in left)
+    (home / f".{mine.name}.partial").mkdir()
+    following(here)
+    assert [*home.iterdir()] == [its]
+
+
 @pytest.mark.long
 def test_no_folder_is_left_of_an_engine_that_is_absent_or_closed(tmp_path):
     class Absent(Alone):

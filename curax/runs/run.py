@@ -290,6 +290,7 @@ class Run:
             self._open.callback(self._checkpoints.close)
             self._open.callback(self._profile.close)
             if engine := self._loop.parts.engine:
+                engine.follow(self._workdir)
                 self._open.callback(engine.close)
             if description := self._loop.parts.task.summary:
                 self._progress.say(description)
