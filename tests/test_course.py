@@ -96,6 +96,29 @@ def test_order_of_prompts_does_not_matter_and_the_dead_stay_dead():
     assert (got.rates[:, [1, 3]] > rates[[1, 3]]).all()
 
 
+def test_what_was_never_right_is_lifted_by_what_it_shares_and_else_stays():
+    """In log-odds at the start by eta sigma a . E[a w h], which is linear in rho."""
+    rates, scale = np.array([0.001, 0.3, 0.6]), 1e-6
+    lifts = []
+    for rho in (0.0, 0.01, 0.02):
+        gradients = course.of_beliefs(0.3, 1.0, rho)
+        options = {"budget": 24.0, "points": 1, "step": "length"}
+        got = run(recipe(), rates, gradients, [scale], **options)
+        lifts.append(np.diff(course.log_odds(np.array([rates[0], got.rates[0, 0]])))[0])
+        made, (h2, *_), mean = got.steps[-1, 0], gradients.at(rates)[0], np.mean
+        moments = [
+            np.interp(course.log_odds(rates), course.log_odds(P), y)
+            for y in progress.update_of(foreseen())
+        ]
+        update = Update(*moments)
+        pairs = rho * mean(update.weight * h2**0.5) ** 2
+        square = mean(update.square(gradients.at(rates)[0])) / 3 + 2 / 3 * pairs
+        eta = scale / square**0.5
+        want = made * eta * gradients.slope[0] ** 0.5 * rho
+        close(lifts[-1], want * mean(update.weight * h2**0.5), rtol=1e-3, atol=1e-12)
+    assert lifts[0] == 0 < lifts[1] < lifts[2]
+
+
 def test_half_a_budget_is_half_of_the_course():
     of = partial(run, recipe(), P, known(), [0.02, 0.1], step="length")
     whole, half = of(budget=800.0, points=40), of(budget=400.0, points=20)

@@ -26,7 +26,11 @@ from where they are known scores are carried by
     |grad p|^2 = sigma^2 p^2 (1 - p)^2 ,   V_right and V_wrong as they are,
 
 sigma^2 and V linear in the log-odds between two such pass rates, flat outside. A
-prompt at p = 0 or 1 has no gradient and stays.
+prompt at p = 0 or 1 has no gradient and stays: |grad p| goes to 0 with p, so no cosine
+lifts it. No population has one. A prompt that was never right begins where its
+posterior is, and rises in log-odds by eta sigma a . E[a w h], in proportion to what it
+shares with the others; one not trained on by nothing else. sigma and a are then those
+of the lowest pass rate at which they were measured.
 
 Assumptions: those of `progress`, at every step; what a recipe's credit knows of its
 batch or of a memory is as at the first step; no group is drawn again; sigma, V and a
