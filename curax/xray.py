@@ -1,8 +1,9 @@
 """python -m curax.xray: the objective a recipe really optimises, before any training.
 
-Prints the numbers of `theory.summary` as a table. With --advise it ranks all recipes by
-predicted progress per cost instead, with --gradients it measures the gradients of a
-policy. With --out all of it is written as JSON, and the table as a picture too.
+Prints the numbers of `theory.summary` as a table. With --advise it says
+instead which recipes are predicted to end above or below a baseline, with --gradients
+it measures the gradients of a policy. With --out all of it is written as JSON, and the
+table as a picture too.
 """
 
 import importlib.metadata
@@ -234,7 +235,7 @@ def gradients(args: Namespace) -> None:
 
 
 def advise(args: Namespace) -> None:
-    """Rank recipes; one that is named is ranked besides those of configs/."""
+    """Compare recipes of configs/ with a baseline: RLOO, or one that is named."""
     # Nearly all the time goes into compiling many programs that run once.
     flags = "--xla_backend_optimization_level=0"
     if importlib.metadata.version("jaxlib") < "0.11":

@@ -1,6 +1,7 @@
 """What is predicted of a step, against steps that are drawn; and the ranking by it."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -239,7 +240,8 @@ def test_a_step_has_a_prompt_at_least_and_none_twice():
     )
     assert row("rloo", size, prompts=4) == "a step of this cost has 32 prompts, of 4."
     only = advice.Candidates({"rloo": loaded("rloo")}, {}, [])
-    with pytest.raises(ConfigError, match=r"\(rloo: .* prompts, of 4\); change "):
+    said = r"^rloo, with which all are .* \(a step .* prompts, of 4\); change --budget "
+    with pytest.raises(ConfigError, match=said):
         advice.rank(only, replace(KNOWN, prompts=4))
 
 
@@ -268,47 +270,110 @@ def three(monkeypatch):
     monkeypatch.setattr(advice, "recipes", lambda: found)
 
 
-def test_the_command_ranks_recipes_and_writes_what_it_says(three, tmp_path, capsys):
+@pytest.fixture
+def found(three, tmp_path, capsys):
+    """What is written and said of a recipe of the user's own beside three others."""
     own = tmp_path / "mine.py"
     text = (CONFIGS / "rloo.py").read_text()
     own.write_text(text.replace("group_size=4", "group_size=3"))
     out = tmp_path / "out" / "advice.json"
-    argv = ["--advise", own, "--beta", 2, 3, "--visits", 0, "--out", out.parent]
-    assert xray.main([str(word) for word in [*argv, "--prompts", 500]]) == 0
-    said = capsys.readouterr()
-    page = json.loads(out.read_text())
+
+    def run(*recipe):
+        argv = ["--advise", *recipe, "--beta", 2, 3, "--visits", 0, "--out", out.parent]
+        assert xray.main([str(word) for word in [*argv, "--prompts", 500]]) == 0
+        said = capsys.readouterr()
+        assert said.out.splitlines()[-1] == f"Written: {out}"
+        assert said.err.endswith("sizes predicted\n")
+        return json.loads(out.read_text()), said.out
+
+    return lambda *recipe: run(*(own if name == "mine" else name for name in recipe))
+
+
+def test_the_command_compares_recipes_and_writes_what_it_says(found):
+    page, said = found("mine")
     gains = [round(row["gain"], 9) for row in page["rows"]]
     assert gains == sorted(gains, reverse=True)
     base = next(row for row in page["rows"] if row["baseline"])
-    assert (base["uniform"], base["gain"]) == (True, 1.0)
+    assert (base["recipe"], base["gain"], base["told"]) == ("mine", 1, "the baseline")
     assert {row["recipe"] for row in page["rows"]} == {
         *("mine", "rloo", "greso", "quickstart"),
     }
     assert [row["n"] for row in page["rows"] if row["recipe"] == "greso"] == [8]
-    lines = said.out.splitlines()
-    assert lines[0] == "Prompts: Beta(2, 3); 500 to train on, 0 visits to each."
-    assert lines[-1] == f"Written: {out}"
-    assert max(map(len, lines[: lines.index("", 4)])) <= 88
     ends = {}
     for row in page["rows"]:
         ends.setdefault(row["recipe"], row)
-    assert all(
-        row["beside_low"] <= row["beside"] <= row["beside_high"]
-        and 0.4 < row["end"] < 1
-        for row in ends.values()
-    )
     assert base["beside_low"] == base["beside_high"] == 0
-    told = " ".join(said.out.split())
-    assert "At the end: where a run of 200 steps ends, held out, less where " in told
-    assert "so two that overlap may still be in one order throughout; only " in told
-    assert page["caveat"].startswith("Not shown to predict: ")
-    assert page["caveat"] in " ".join(said.out.split())
-    assert "no prompt comes back: nothing is remembered" in said.out
-    assert "Note: No prompt comes back, so that a memory holds nothing " in said.out
-    assert "Left out: sage: hints from reference solutions, and there are" in said.out
-    assert said.err.endswith("sizes predicted\n")
+    for row in ends.values():
+        wide = 0 if row is base else row["error"]
+        assert row["beside_low"] + wide <= row["beside"] <= row["beside_high"] - wide
+        assert 0.4 < row["end"] < 1
+        low, high = row["beside_low"], row["beside_high"]
+        told = "above" if low > 0 else "below" if high < 0 else "not told apart"
+        assert row["told"] == told or row is base
+    lines = said.splitlines()
+    assert lines[0] == "Prompts: Beta(2, 3); 500 to train on, 0 visits to each."
+    assert max(map(len, lines[: lines.index("", 12)])) <= 88
+    told = " ".join(said.split())
+    assert page["caveat"] in told
+    assert "no prompt comes back: nothing is remembered" in told
+    assert "Note: No prompt comes back, so that a memory holds nothing " in told
+    assert "Left out: sage: hints from reference solutions, and there are" in told
     skipped = advice.candidates({}, references=True).skipped
     assert any("noise is not predicted" in text for text in skipped)
+
+
+def test_the_first_screen_says_what_is_told_apart_and_what_was_measured(found):
+    page, said = found()
+    base = next(row for row in page["rows"] if row["baseline"])
+    assert base["recipe"] == advice.BASELINE == "rloo"
+    first = " ".join(said.splitlines()[:12])
+    assert "Where a run of 200 steps is predicted to end, held out, beside rloo" in said
+    for told in ("above", "below", "not told apart"):
+        assert f"  {told}: " in first
+    assert f"beside RLOO, where {page['measured']} (docs/choose_a_rec" in first
+    assert page["measured"] == advice.MEASURED[0.45]  # of a mean of .4
+    # Names in a group stand by the alphabet: no order is said.
+    table = said[said.index("not told apart:\n") :].partition("\n\n")[0]
+    names = [line.split()[-1] for line in table.splitlines() if ".." in line]
+    assert len(names) > 1
+    assert names == sorted(names)
+
+
+def test_gaps_are_widened_by_the_worst_error_that_was_judged():
+    size = of(draws=4, most=4, kept=4)
+    assert row("rloo", size)["error"] == advice.WORST
+    one = of(draws=1, most=1, kept=1)
+    assert row("right_only", one)["error"] == advice.WORST_DRAWN  # was never judged
+    config = loaded("ada_seq_positive_accepted")
+    drawn = row("ada_seq_positive_accepted", sizes.size_of(config))
+    assert drawn["error"] == advice.WORST_DRAWN
+    rows = [{"recipe": "rloo"} | row("rloo", size), {"recipe": "drawn"} | drawn]
+    ends = [np.full((9, len(advice.SCALES)), end) for end in (0.5, 0.5 + 0.28)]
+    for more, told in ((0.0, "not told apart"), (0.02, "above"), (-0.6, "below")):
+        found = [dict(each) for each in rows]
+        with mock.patch.object(
+            advice, "_ends", side_effect=[ends[0], ends[0], ends[1] + more]
+        ):
+            advice.follow(found, found[0], KNOWN)
+        assert [each["told"] for each in found] == ["the baseline", told]
+
+
+def test_a_recipe_that_cannot_be_followed_gives_way_to_rloo_as_the_baseline():
+    among = advice.Candidates({}, {"mine": ["rloo"]}, [], ("dapo", "rloo"))
+    rows = [{"recipe": "dapo", "moments": None}, {"recipe": "mine", "moments": 1}]
+    assert advice._baseline(among, rows) is rows[1]
+    assert advice._baseline(among, rows[:1]) is None
+
+
+def test_what_was_measured_of_right_ones_alone_stands_in_the_guide():
+    guide = (CONFIGS.parent / "docs" / "choose_a_recipe.md").read_text()
+    rows = guide.partition("| begin with |")[2].splitlines()[2:6]
+    assert list(advice.MEASURED) == sorted(advice.MEASURED)
+    assert max(advice.MEASURED) == 1
+    for text, line in zip(advice.MEASURED.values(), rows, strict=True):
+        where, figure = text.partition(": ")[0], re.findall(r"[+-]\.\d+ ± \.\d+", text)
+        assert all(one in line for one in figure)
+        assert line.removeprefix("| ")[:4] in where
 
 
 def test_pass_rates_of_an_evaluation_have_less_spread_than_its_shares(tmp_path):

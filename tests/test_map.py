@@ -21,11 +21,12 @@ from curax.tasks import chain
 from curax.theory import advice, predict
 from curax.types import Difficulty
 from experiments import in_small
+from experiments.factorial import never
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
 from experiments.lag import late
 from experiments.lag import show as lag
-from experiments.map import ablations, parts, regimes, run, show
+from experiments.map import ablations, calibration, parts, regimes, run, show
 from experiments.map import course as map_course
 from experiments.text import show as in_text
 from experiments.text_starts import show as of_starts
@@ -420,11 +421,34 @@ def test_what_to_use_is_told_by_figures_of_the_pages(judged):
     assert [one for one in said if one not in "\n".join(tables)] == []
 
 
-def test_the_advice_says_how_its_order_fared():
+def test_the_advice_says_how_its_order_fared_and_by_how_much_it_errs():
     found = [show.order(regime, "predicted")[1] for regime in regimes.SINGLE]
-    values = [own[0] for own in found if own]
-    ends = " to ".join(show.number(x(values), "+", 1) for x in (min, max))
-    assert f"of {ends} with theirs" in advice.UNSHOWN
+    rows = calibration.every()
+    of_steps = [own[0] for own in found if own]
+    of_ends = [calibration.rank(own) for own in calibration.by_regime(rows)]
+    steps, run_ends = (
+        " to ".join(show.number(x(values), "+", 1) for x in (min, max))
+        for values in (of_steps, of_ends)
+    )
+    assert f"steps had rank correlations of {steps}, that of ends of" in advice.UNSHOWN
+    assert f"of ends of {run_ends}." in advice.UNSHOWN
+    told = advice.WORST, advice.WORST_DRAWN
+    assert list(told) == [math.ceil(100 * x) / 100 for x in calibration.worst(rows)]
+
+
+def test_the_picture_of_calibration_has_all_that_was_judged():
+    rows = calibration.every()
+    text = page("experiments/map/README.md", whole=True)
+    assert calibration.table(rows) in text
+    assert never.table() in text
+    assert f"]({calibration.PICTURE.name})" in text
+    assert calibration.PICTURE.read_bytes()[:4] == b"\x89PNG"
+    told = [[one.told[1], one.rates.mean()] for one in rows]
+    ends, gaps = calibration.draw(rows).axes
+    for axes, points in ((ends, told), (gaps, [list(one.gap) for one in rows])):
+        shown = [line.get_xydata() for line in axes.lines if line.get_marker() == "o"]
+        shown = np.concatenate(shown)
+        np.testing.assert_allclose(sorted(shown.tolist()), sorted(points))
 
 
 def test_a_course_is_set_by_where_its_baseline_ends():

@@ -40,10 +40,10 @@ def add_options(parser: ArgumentParser) -> None:
     """Add `--advise` and the options that only it reads; none has a default."""
     group = parser.add_argument_group(
         "which recipe",
-        "--advise ranks the recipes of configs/, and sizes of each, by predicted "
-        "progress per cost; RECIPE is then one more, and may be left out",
+        "--advise says which recipes of configs/ are predicted to end above or below "
+        "RLOO, or RECIPE if one is named, and which are not told apart; with sizes",
     )
-    group.add_argument("--advise", action="store_true", help="rank, and draw nothing")
+    group.add_argument("--advise", action="store_true", help="draw nothing")
     for name, (kind, *_, text) in NUMBERS.items():
         group.add_argument(f"--{name}", type=kind, metavar="N", help=text)
     group.add_argument(
@@ -170,7 +170,7 @@ def by_rate(rows: list[dict[str, float]], cosines: list[list[float]]) -> dict[st
 def advise(
     args: Namespace, prompts: Population, named: tuple[str, Config] | None
 ) -> None:
-    """Print the ranking, with its progress on stderr, and write it as JSON.
+    """Print what is told apart, with progress on stderr, and write it as JSON.
 
     Args:
         args: options, checked.

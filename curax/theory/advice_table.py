@@ -1,4 +1,4 @@
-"""Advice as text for a terminal: the best size of each recipe, then what is assumed."""
+"""Advice as text for a terminal: what is told apart, the sizes, what is assumed."""
 
 import textwrap
 from collections.abc import Mapping
@@ -7,18 +7,22 @@ from typing import Any
 from curax.settings import tables
 
 COLUMNS = {
-    "gain": "{gain:.2f}x",
-    "range": "{gain_low:.2f}-{gain_high:.2f}",
     "at the end": "{apart}",
+    "one step": "{gain_low:.2f}-{gain_high:.2f}",
     **{size: f"{{{size}}}" for size in ("prompts", "n", "most", "m", "pilots")},
     "draws": "{draws:.0f}",
     "trained": "{trained:.0f}",
     "recipe": "{recipe}",
 }
+GROUPS = ("above", "the baseline", "not told apart", "below", "not followed")
+PLAIN = "asks for p"  # a remark that says nothing
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Lines of gain, sizes, draws and rows trained by recipe, at its best size.
+    """Lines on what is told apart from the baseline; sizes; beliefs.
+
+    The best size of each recipe is a row, in groups, by name in each: nothing is said
+    of the order within one.
 
     Args:
         found: of `advice.rank`.
@@ -26,71 +30,81 @@ def table(found: Mapping[str, Any]) -> str:
     a, b = found["cost"]
     visits = found["visits"]
     often = "visits by steps" if visits is None else f"{visits} visits to each"
+    best: dict[str, dict[str, Any]] = {}
+    for row in found["rows"]:
+        best.setdefault(row["recipe"], row | {"pilots": row["pilots"] or None})
+    base = next(row for row in best.values() if row["baseline"])
+    groups = {
+        told: sorted(name for name, row in best.items() if row["told"] == told)
+        for told in GROUPS
+    }
     lines = [
         f"Prompts: {found['population']}; {found['prompts']} to train on, {often}.",
         f"A step costs as much as {found['budget']} completions drawn and trained, at "
         f"{a:g} : {b:g} per token.",
         "",
+        f"Where a run of {found['steps']} steps is predicted to end, held out, beside "
+        f"{base['recipe']} with n = {base['n']}:",
     ]
-    best: dict[str, Mapping[str, Any]] = {}
-    for row in found["rows"]:
-        apart = None
-        if row.get("beside") is not None:
-            apart = f"{row['beside_low']:+.2f}..{row['beside_high']:+.2f}"
-        shown = row | {"pilots": row["pilots"] or None, "apart": apart}
-        best.setdefault(row["recipe"], shown)
-    head, *rows = tables.table(COLUMNS, best.values(), left=(len(COLUMNS) - 1,))
-    lines.append(head)
-    for line, (name, row) in zip(rows, best.items(), strict=True):
-        lines += [line, f"{'':17}{row['remark']}{_alike(found, name)}"]
+    for told in ("above", "below"):
+        names = f"  {told}: {', '.join(groups[told]) or 'none'}"
+        lines += textwrap.wrap(names, 88, subsequent_indent="    ")
+    lines.append(f"  not told apart: {len(groups['not told apart'])} others")
+    lines += textwrap.wrap(
+        "Measured of right completions alone (right_only) beside RLOO, where "
+        f"{found['measured']} (docs/choose_a_recipe.md). Go by that first.",
+        88,
+    )
+    rows = [
+        best[name] | {"apart": _apart(best[name])}
+        for x in groups.values()
+        for name in x
+    ]
+    head, *cells = tables.table(COLUMNS, rows, left=(len(COLUMNS) - 1,))
+    lines += ["", head]
+    group = ""
+    for line, row in zip(cells, rows, strict=True):
+        lines += [f"{row['told']}:"] * (row["told"] != group)
+        group = row["told"]
+        own = "" if row["remark"] == PLAIN else row["remark"]
+        remark = f"{own}{_alike(found, row)}".strip()
+        lines += [line, *[f"{'':14}{remark}"] * bool(remark)]
+    return "\n".join([*lines, "", *_assumed(found, base["recipe"])])
+
+
+def _apart(row: Mapping[str, Any]) -> str | None:
+    """The interval of the gap at the end, with its error."""
+    if row["baseline"] or row["beside"] is None:
+        return None
+    return f"{row['beside_low']:+.2f}..{row['beside_high']:+.2f}"
+
+
+def _assumed(found: Mapping[str, Any], base: str) -> list[str]:
+    """Lines on what the columns are, beliefs, and what is left out."""
     shared, share = (
         "by pass rate" if found["by_rate"] else f"{found[name]:g}"
         for name in ("shared", "explained")
     )
-    base = next(row for row in found["rows"] if row["baseline"])
-    lines += [
-        "",
-        f"Gain: progress in pass rate per cost, over that of {base['recipe']} with n = "
-        f"{base['n']}, the best with",
-        "equal groups; every recipe at its best size. That step makes "
-        f"{base['progress']:.1%} of the progress that",
-        "the exact gradient would. Range: over a tenth to ten times these beliefs: "
-        f"--shared {shared},",
-        "the cosine of the gradients of two prompts, and --explained "
-        f"{share}, the share of a",
-        "score that lies along the outcome. Right completions vary "
-        f"{found['varied']:g} times as much as wrong",
-        "ones (--varied; 0 where but one is right). One update of plain gradient "
-        "ascent at its best",
-        "step size; docs/choose_a_recipe.md has the formula.",
-    ]
-    lines += textwrap.wrap(_told(found, list(best.values()), base["recipe"]), 88)
-    lines += textwrap.wrap(found["caveat"], 88)
-    lines += [f"Note: {text}" for text in found["notes"]]
-    lines += [f"Left out: {text}" for text in found["skipped"]]
-    return "\n".join(lines)
-
-
-def _told(found: Mapping[str, Any], best: list[Mapping[str, Any]], base: str) -> str:
-    """Text on where runs end: recipes that are told apart from the baseline."""
-    followed = [row for row in best if row["beside"] is not None]
-    above = [row["recipe"] for row in followed if row["beside_low"] > 0]
-    below = [row["recipe"] for row in followed if row["beside_high"] < 0]
     solved = ", ".join(f"{share:.0%}" for share in found["solved"])
-    return (
-        f"At the end: where a run of {found['steps']} steps ends, held out, less where "
-        f"{base} does: the least and the most over the same beliefs, and over steps "
-        f"of a length at which {base} solves {solved} of what is unsolved, or as much "
-        "of it as it gets, for nobody knows which. Intervals share their beliefs and "
-        "lengths, so two that overlap may still be in one order throughout; only "
-        f"{base} is compared. Above it at all that were tried: "
-        f"{', '.join(above) or 'none'}; below it: {', '.join(below) or 'none'}. The "
-        "error of the course itself is not in the interval, and on the map was up to "
-        ".25. What fills batches by drawing again is not followed."
+    fixed, drawn = found["errors"]
+    said = (
+        f"At the end: less where {base} ends, the least and the most over a tenth to "
+        f"ten times --shared {shared} and --explained {share}, and over steps of a "
+        f"length at which {base} solves {solved} of what is unsolved; widened by the "
+        f"worst error that was judged (experiments/map), {fixed:g}, or {drawn:g} where "
+        "a rule or pilots decide draws, or n = 1. Only the baseline is compared.",
+        "One step: predicted progress per cost, over the baseline's, over the same "
+        f"beliefs. Each row is at the size at which that is most. {found['caveat']}",
+        f"Right completions vary {found['varied']:g} times as much as wrong ones "
+        "(--varied; 0 where but one is right). What batches filled by drawing again "
+        "need is not followed. docs/choose_a_recipe.md has the formulas.",
     )
+    lines = [line for text in said for line in textwrap.wrap(text, 88)]
+    notes = [f"Note: {text}" for text in found["notes"]]
+    return [*lines, *notes, *(f"Left out: {text}" for text in found["skipped"])]
 
 
-def _alike(found: Mapping[str, Any], name: str) -> str:
+def _alike(found: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     """Names of recipes with the same credit, in brackets."""
-    others = ", ".join(found["alike"].get(name, ()))
+    others = ", ".join(found["alike"].get(row["recipe"], ()))
     return f" (also: {others})" if others else ""

@@ -30,14 +30,6 @@ def size_of(config: Config) -> Size:
     )
 
 
-def is_uniform(config: Config) -> bool:
-    """Whether all prompts draw, and train, one number of completions."""
-    own = size_of(config)
-    plain = not (config.stop or config.pilot or config.hint) and own.attempts == 1
-    equal = declared(config.allocate, "equal_groups", False)
-    return plain and equal and own.kept == own.most
-
-
 def resized(config: Config, size: Size, prompts: int) -> Config:
     """The recipe with other sizes and one update per step.
 

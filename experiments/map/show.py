@@ -304,10 +304,10 @@ def order(
         equal cost, with a 95% interval that resamples seeds, the same of all recipes;
         None where fewer than three recipes can be ordered.
     """
-    found, told = curves(regime), _told(regime, form)
+    found, told = curves(regime), told_by(regime, form)
     names = [name for name in found if "progress" in told.get(name, {})]
     if like:
-        names = [name for name in names if name in _told(regime, like)]
+        names = [name for name in names if name in told_by(regime, like)]
     if len(names) < 3:
         return [], None
     place = budget(regime)
@@ -332,7 +332,7 @@ def order(
     return shown, (middle, float(low), float(high))
 
 
-def _told(regime: str, form: str) -> dict[str, Any]:
+def told_by(regime: str, form: str) -> dict[str, Any]:
     """What a form predicts of the recipes of a regime; empty where it does not."""
     path = regimes.RESULTS / regime / f"{form}.json"
     return json.loads(path.read_text()) if path.exists() else {}
@@ -345,7 +345,7 @@ def ends() -> str:
     """
     body, errors = [], []
     for regime in regimes.SINGLE:
-        told, found = _told(regime, predict.BY_COURSE), curves(regime)
+        told, found = told_by(regime, predict.BY_COURSE), curves(regime)
         place = budget(regime)
         rates = {name: rates_at(found[name], place).mean() for name in told}
         early = {name: rates_at(found[name], place / 4).mean() for name in told}
