@@ -4,7 +4,8 @@ Command:  python -m experiments.factorial.predict
 
 As `experiments.map.course`: each arm at the best of the sizes that are tried, steps of
 one length. It is set by where plain RLOO (centred, fixed, one) was measured to end; in
-bimodal, where no arm was measured, by where the map's `rloo` ended at as many tokens.
+bimodal and dense regimes, where no arm was measured, by where the map's `rloo` ended at
+as many tokens.
 In `results/REGIME/predicted.json`; what is there is not predicted again.
 """
 
@@ -23,6 +24,9 @@ from experiments.map import predict as forms
 from experiments.map import show as map_show
 
 BASE = "centred-fixed-one"
+# Of sparse_wide no pass rates before RL were measured.
+REGIMES = tuple(regime for regime in run.REGIMES if regime != "sparse_wide")
+BLIND = ("bimodal", *run.DENSE)  # predicted before an arm was claimed
 
 
 def tabulated(regime: str) -> map_course.Recipes:
@@ -40,7 +44,7 @@ def tabulated(regime: str) -> map_course.Recipes:
 def seen(regime: str) -> tuple[float, float]:
     """Mean held-out pass rates at which runs begin, and at which plain RLOO ends."""
     own = show.rates(regime, "claim")
-    if own and regime != "bimodal":
+    if own and regime not in BLIND:
         begin = [np.mean(show.read(regime, "claim", arm)["rate"][0]) for arm in own]
         return float(np.mean(begin)), float(own[BASE].mean())
     curve = map_show.curves(regime)["rloo"]
@@ -51,7 +55,7 @@ def seen(regime: str) -> tuple[float, float]:
 def main() -> int:
     """Exit status 0."""
     set_up_libraries()
-    for regime in run.REGIMES:
+    for regime in REGIMES:
         path = run.RESULTS / regime / "predicted.json"
         if path.exists():
             continue

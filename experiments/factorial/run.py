@@ -41,8 +41,9 @@ from experiments.map.regimes import TUNING, Setting
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = ablations.SEEDS  # of claims: 16, which tuning has not seen
+DENSE = ("dense_fresh", "dense_returning")  # those with seeds new to the map
 # Chains have one right completion; of `ways` each of k values has four right tokens.
-REGIMES = ("sparse", "bimodal_ways", "bimodal", "sparse_wide")
+REGIMES = ("sparse", "bimodal_ways", "bimodal", "sparse_wide", *DENSE)
 TOKENS = {"tune": 40_000, "beyond": 40_000, "claim": 40_000, "long": 160_000}
 STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
@@ -53,6 +54,7 @@ PROMPTS, MOST = 8, 32  # of a step that draws until one is right, and of a promp
 CREDIT, DRAWS, WEIGHT = ("centred", "right"), ("fixed", "drawn"), ("one", "log")
 CHOICES = (CREDIT, DRAWS, WEIGHT)
 ARMS = ["-".join(own) for own in itertools.product(*CHOICES)]
+PLAIN = ["centred-fixed-one", "right-fixed-one"]  # which alone go on in dense regimes
 ENTROPY = {"entropy": "policy/entropy_nats"}
 
 BASELINE = {"centred": advantage.leave_one_out, "right": advantage.raw}
@@ -104,6 +106,25 @@ def changes(arm: str) -> dict[str, Any]:
     return own | POOL | (UNBIASED[credit] if weight == "log" else MEAN)
 
 
+def seeded(regime: str, kind: str) -> tuple[int, ...]:
+    """Seeds of a kind of piece."""
+    if kind in TRIED:
+        return TUNING
+    return regimes.FRESH if regime in DENSE else SEEDS
+
+
+def rates(regime: str, kind: str) -> tuple[float, ...]:
+    """Learning rates that a piece of trials tries; in dense regimes the map's."""
+    if kind == "beyond":
+        return (BEYOND[regime],)
+    return regimes.RATES if regime in DENSE else RATES
+
+
+def asked(regime: str, kind: str) -> list[str]:
+    """Arms that a kind of piece is measured of."""
+    return PLAIN if kind == "long" and regime in DENSE else ARMS
+
+
 def tokens(regime: str, kind: str) -> int:
     """Tokens that every run draws at least, and where all are read."""
     return round(TOKENS[kind] * regimes.REGIMES[regime].times)
@@ -127,23 +148,33 @@ def plain(arm: str, n: int) -> Config:
 
 def lane(regime: str, arm: str, setting: Setting, kind: str) -> Arm:
     """An arm at a setting, with the seeds and tokens of a kind of piece."""
+    tuned = {knob(arm): setting.value, regimes.RATE: setting.rate}
+    return made(regime, arm, {**changes(arm), **tuned}, kind)
+
+
+def made(regime: str, arm: str, changed: Mapping[str, Any], kind: str) -> Arm:
+    """A changed `rloo` in a regime, with the seeds and tokens of a kind of piece."""
     first = regimes.BASELINES[0]
     like = regimes.experiment(
         regime, {first: regimes.REGIMES[regime].chunks(first)[0][0]}
     )
-    seeds = TUNING if kind in TRIED else SEEDS
-    tuned = {knob(arm): setting.value, regimes.RATE: setting.rate}
-    made = replace(
+    seeds = seeded(regime, kind)
+    own = replace(
         like,
-        recipes={arm: ("rloo", {**changes(arm), **tuned})},
+        recipes={arm: ("rloo", changed)},
         common={**like.common, "seed": seeds[0]},
         seeds=len(seeds),
         tokens=tokens(regime, kind),
         steps=STEPS,
-        every=20 if "fixed" in arm else 10,
+        every=every(arm),
     )
-    (found,) = arms(made)
+    (found,) = arms(own)
     return found
+
+
+def every(arm: str) -> int:
+    """Steps between two evaluations."""
+    return 20 if "fixed" in arm else 10
 
 
 # ----- pieces
@@ -151,14 +182,18 @@ def lane(regime: str, arm: str, setting: Setting, kind: str) -> Arm:
 
 def pieces() -> list[Piece]:
     """All pieces, in order: a regime whole, then the next; long ones at the end."""
-    found = [
-        Piece(regime, kind, arm)
+    claims = (
+        (regime, kind)
         for regime in REGIMES
         for kind in (*TRIED, "claim")
         if kind != "beyond" or regime in BEYOND
-        for arm in ARMS
+    )
+    longer = ((regime, "long") for regime in REGIMES)
+    return [
+        Piece(regime, kind, arm)
+        for regime, kind in (*claims, *longer)
+        for arm in asked(regime, kind)
     ]
-    return found + [Piece(regime, "long", arm) for regime in REGIMES for arm in ARMS]
 
 
 def left() -> list[Piece]:
@@ -191,21 +226,29 @@ def ends(own: Mapping[str, Any], place: float, what: str = "rate") -> np.ndarray
 
 def measure(piece: Piece) -> bytes:
     """Measure a piece, and return what its file holds."""
+    regime, kind, arm = piece
+    if kind in TRIED:
+        own = rates(regime, kind)
+        settings = [Setting("", n, rate) for n in SIZES for rate in own]
+    else:
+        settings = [chosen(regime, arm)]
+    lanes = [lane(regime, arm, setting, kind) for setting in settings]
+    return histories(piece, settings, lanes, (knob(arm), regimes.RATE))
+
+
+def histories(
+    piece: Piece, settings: list[Setting], lanes: list[Arm], names: tuple[str, ...]
+) -> bytes:
+    """Run the lanes of a piece, which differ in some names, as its file holds them."""
     begun = time.monotonic(), time.process_time()
     regime, kind, arm = piece
-    for other in run.pieces(regime):
-        if other.kind == "warm" and not other.path.exists():
+    seeds = seeded(regime, kind)
+    for other in run.warm_pieces(regime, seeds):
+        if not other.path.exists():
             run.measure(other)
-    if kind in TRIED:
-        seeds, rates = TUNING, RATES if kind == "tune" else (BEYOND[regime],)
-        settings = [Setting("", n, rate) for n in SIZES for rate in rates]
-    else:
-        seeds, settings = SEEDS, [chosen(regime, arm)]
-    lanes = [lane(regime, arm, setting, kind) for setting in settings]
-    sweep = programs.Sweep(tuple(lanes), (knob(arm), regimes.RATE))
     found = run.history(
-        *(programs.lanes(sweep), run.warmed(regime, seeds)),
-        *(20 if "fixed" in arm else 10, f"{regime} {kind} {arm}"),
+        programs.lanes(programs.Sweep(tuple(lanes), names)),
+        *(run.warmed(regime, seeds), every(arm), " ".join(piece)),
         whole=tokens(regime, kind),
         steps=STEPS,
         watched=ENTROPY,

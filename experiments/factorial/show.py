@@ -71,7 +71,8 @@ class Effect(NamedTuple):
 
 def measured(regime: str, kind: str) -> list[str]:
     """The arms of a regime at a horizon, where all are measured."""
-    return ARMS if all(Piece(regime, kind, x).path.exists() for x in ARMS) else []
+    arms = run.asked(regime, kind)
+    return arms if all(Piece(regime, kind, x).path.exists() for x in arms) else []
 
 
 def read(regime: str, kind: str, arm: str) -> dict[str, Any]:
@@ -160,7 +161,8 @@ def effects() -> list[Effect]:
         for regime in REGIMES:
             if not (own := rates(regime, kind)):
                 continue
-            every = {name: effect(own, choices) for name, choices in EFFECTS.items()}
+            named = EFFECTS if len(own) == len(ARMS) else {}
+            every = {name: effect(own, choices) for name, choices in named.items()}
             for name, gap in (every | apart(own)).items():
                 found.append(Effect(regime, kind, name, gap))
     return family(found)

@@ -23,6 +23,7 @@ FINE = (5e-5, 1e-4, 3e-4, 1e-3, 3e-3)  # beside three variants
 SIZES = (2.0, 4.0, 8.0, 16.0, 32.0)  # n, completions of a prompt
 ROWS = 64  # completions of a step, where their number is fixed
 TUNING, CLAIMING = tuple(range(4)), tuple(range(4, 24))  # seeds
+FRESH = tuple(range(24, 40))  # that the map has not used
 # Drawn by every run at least, at 1 : 0; `long` at the setting of the claim.
 TOKENS = {"tune": 16_000, "claim": 40_000, "long": 160_000}
 STEPS = {"tune": 600, "claim": 1500, "long": 2400}  # at most

@@ -14,7 +14,7 @@ import json
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -36,6 +36,7 @@ from experiments.map import regimes
 from experiments.map.regimes import CLAIMING, RECIPES, REGIMES, TUNING, Setting
 
 RUNS = Path("runs", "map")
+SEEDS = (*TUNING, *CLAIMING, *regimes.FRESH)  # of warm starts
 SEEDS_AT_A_TIME = 8  # of a warm start
 BINS = (0.0, 1e-9, 0.05, 0.2, 0.4, 0.6, 0.8, 1 - 1e-9, 1.0 + 1e-9)  # of pass rates
 SAMPLES = 32  # of a prompt, for its pass rate before RL
@@ -69,8 +70,7 @@ class Piece(NamedTuple):
 
 def pieces(regime: str) -> Iterator[Piece]:
     """All pieces of a regime, in the order in which they are measured."""
-    count = -(-len((*TUNING, *CLAIMING)) // SEEDS_AT_A_TIME)
-    yield from (Piece(regime, "warm", "", number) for number in range(count))
+    yield from warm_pieces(regime, (*TUNING, *CLAIMING))
     yield Piece(regime, "start")
     for name in REGIMES[regime].recipes:
         for number, _ in enumerate(REGIMES[regime].chunks(name)):
@@ -78,6 +78,12 @@ def pieces(regime: str) -> Iterator[Piece]:
         yield Piece(regime, "claim", name)
         if name in REGIMES[regime].long:
             yield Piece(regime, "long", name)
+
+
+def warm_pieces(regime: str, seeds: Iterable[int]) -> list[Piece]:
+    """The warm starts among which those of some seeds are, in order."""
+    numbers = sorted({SEEDS.index(seed) // SEEDS_AT_A_TIME for seed in seeds})
+    return [Piece(regime, "warm", "", number) for number in numbers]
 
 
 def left(only: str | None = None) -> list[Piece]:
@@ -152,7 +158,7 @@ def _warm_key(regime: str) -> str:
 
 def _warm(piece: Piece) -> Any:
     """The warm starts of some seeds, on the host."""
-    seeds = (*TUNING, *CLAIMING)[piece.number * SEEDS_AT_A_TIME :][:SEEDS_AT_A_TIME]
+    seeds = SEEDS[piece.number * SEEDS_AT_A_TIME :][:SEEDS_AT_A_TIME]
     config = replace(_warm_config(piece.regime), seed=seeds[0], seeds=len(seeds))
     loop = loops.Jitted(build(config))
     assert config.warm_start
@@ -167,10 +173,10 @@ def _warm(piece: Piece) -> Any:
 
 def warmed(regime: str, seeds: tuple[int, ...]) -> Any:
     """The warm starts of some seeds of a regime."""
-    files = [p.path for p in pieces(regime) if p.kind == "warm"]
+    files = [piece.path for piece in warm_pieces(regime, seeds)]
     states = [pickle.loads(path.read_bytes())["state"] for path in files]
     every = jax.tree.map(lambda *x: np.concatenate(x), *states)
-    rows = [(*TUNING, *CLAIMING).index(seed) for seed in seeds]
+    rows = [every.seed.tolist().index(seed) for seed in seeds]
     state = jax.tree.map(lambda x: x[np.array(rows)], every)
     assert state.seed.tolist() == list(seeds), "warm starts of other seeds"
     return jax.device_put(state, jax.devices()[0])
