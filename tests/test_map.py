@@ -24,6 +24,7 @@ from experiments import in_small
 from experiments.factorial import never
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
+from experiments.factorial import single
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, calibration, parts, regimes, run, show
@@ -153,6 +154,28 @@ def test_arms_of_the_factorial_weigh_a_prompt_alike_whatever_trains(arm):
     made = factorial.lane("sparse", arm, regimes.Setting("", 4.0, 1e-3), "claim")
     assert made.config.seeds == 16
     assert experiments.setting_of(made.config, factorial.knob(arm)) == 4
+
+
+@pytest.mark.first(1)
+@pytest.mark.parametrize("arm", single.ARMS)
+def test_arms_of_one_draw_of_each_prompt_differ_in_their_baseline(arm):
+    rate = {regimes.RATE: 1e-3}
+    made = factorial.made("sparse", arm, single.changes(arm) | rate, "claim").config
+    assert (made.sampling.prompts, made.sampling.group_size) == (regimes.ROWS, 1)
+    assert (made.seed, made.seeds) == (4, 16)
+    p = np.array([0.05, 0.5, 0.9])
+    seen = predict.predict(single.plain(arm), p, p)
+    assert seen.draws.tolist() == [1, 1, 1]
+    assert (seen.of_right == 1).all() == ("right" in arm)
+
+
+def test_claims_of_dense_regimes_have_seeds_that_the_map_has_not_used():
+    for regime in factorial.DENSE:
+        assert factorial.seeded(regime, "tune") == regimes.TUNING
+        seeds = factorial.seeded(regime, "claim")
+        assert len(seeds) == 16
+        assert not set(seeds) & {*regimes.TUNING, *regimes.CLAIMING}
+        assert [piece.number for piece in run.warm_pieces(regime, seeds)] == [3, 4]
 
 
 @pytest.mark.long

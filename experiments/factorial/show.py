@@ -23,11 +23,11 @@ import numpy as np
 from scipy import stats
 
 from curax.comparison import analysis, statistics
-from curax.runs.drawing import LIGHT, canvas
+from curax.runs.drawing import LIGHT, grid
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from curax.theory import predict
-from experiments.factorial import greedy, run
+from experiments.factorial import greedy, run, single
 from experiments.factorial.run import ARMS, EFFECTS, REGIMES, Piece
 from experiments.map import show
 from experiments.map.show import between, number, plus_minus
@@ -38,7 +38,16 @@ KINDS = ("claim", "long")
 MADE = ("right", "drawn", "log")  # + of each choice
 NAMES = tuple(EFFECTS)[:3]
 UPDATED = "updates", "rate"
+ACROSS = 3  # panels of the picture
 NAMED = dict(zip(analysis.RATES, ("draws", "greedy"), strict=True))
+CENTRED, RIGHT = single.ARMS
+# Gaps where one draw is taken of each prompt; "at n" is by the n that tuning took.
+SINGLE = {
+    "right at 1, for right at n": (RIGHT, run.PLAIN[1]),
+    "right at 1, for centred at 1": (RIGHT, CENTRED),
+    "right at 1, for RLOO at n": (RIGHT, run.PLAIN[0]),
+    "centred at 1, for RLOO at n": (CENTRED, run.PLAIN[0]),
+}
 
 
 class Effect(NamedTuple):
@@ -121,15 +130,16 @@ def apart(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def by_updates(regime: str, kind: str, arm: str, twin: str) -> tuple[float, float]:
-    """Gap of an arm and its twin where each seed has made as many updates of both.
+def by_updates(
+    regime: str, kind: str, both: Sequence[Mapping[str, Any]]
+) -> tuple[float, float]:
+    """Gap of two histories where each seed has made as many updates of both.
 
     With half of its 95 % interval, which is none of the family.
     """
-    both = [read(regime, kind, one) for one in (arm, twin)]
     place = run.tokens(regime, kind)
     gap = at_updates(both, [run.ends(own, place, "updates") for own in both])
-    return Effect(regime, kind, arm, gap).mean
+    return Effect(regime, kind, "", gap).mean
 
 
 def at_updates(both: Sequence[Mapping[str, Any]], made: Sequence[Any]) -> np.ndarray:
@@ -165,7 +175,59 @@ def effects() -> list[Effect]:
             every = {name: effect(own, choices) for name, choices in named.items()}
             for name, gap in (every | apart(own)).items():
                 found.append(Effect(regime, kind, name, gap))
+    for regime in single_regimes():
+        for name, pair in SINGLE.items():
+            ours, other = (
+                run.ends(own, run.tokens(regime, "claim"))
+                for own in singles(regime, pair)
+            )
+            found.append(Effect(regime, "single", name, ours - other))
     return family(found)
+
+
+def single_regimes() -> list[str]:
+    """Regimes in which all of one draw of each prompt is measured."""
+    every = single.pieces()
+    return [
+        regime
+        for regime in single.REGIMES
+        if all(single.path(x).exists() for x in every if x.regime == regime)
+    ]
+
+
+def singles(regime: str, arms: Iterable[str]) -> list[dict[str, Any]]:
+    """Claims of one draw of each prompt, and of what was run beside it."""
+    return [load(single.path(Piece(regime, "claim", arm))) for arm in arms]
+
+
+def single_tables(every: list[Effect]) -> list[str]:
+    """Markdown of one draw of each prompt: arms and what tuning saw, and gaps."""
+    tuned = sorted({*run.RATES, *run.BEYOND.values()} - {1e-2})
+    rows, gaps, arms = [], [], (*single.ARMS, *run.PLAIN)
+    for regime in single_regimes():
+        for arm, own in zip(arms, singles(regime, arms), strict=True):
+            seen = single.trials(regime, arm) if arm in single.ARMS else []
+            by = {setting.rate: rate for setting, rate in seen}
+            cells = [number(by[rate]) if rate in by else "" for rate in tuned]
+            setting = run.Setting(*own["settings"][0])
+            place = run.tokens(regime, "claim")
+            ends = [run.ends(own, place, what).mean() for what in UPDATED]
+            cells += [f"{setting.value:g}", power(setting.rate), number(ends[1])]
+            rows.append([regime, arm.split("-")[0], *cells, f"{ends[0]:.0f}"])
+    for one in every:
+        if one.kind == "single":
+            both = singles(one.regime, SINGLE[one.name])
+            alike = plus_minus(by_updates(one.regime, "claim", both))
+            cells = told(one), between(one.middle, "+"), alike
+            gaps.append([one.regime, one.name, *cells])
+    head = ["regime", "credit", *map(power, tuned), "n", "rate", "mean", "updates"]
+    first = ["regime", "n = 1", "of means", "interquartile mean"]
+    return [markdown(head, rows), markdown([*first, "at as many updates"], gaps)]
+
+
+def power(rate: float) -> str:
+    """A learning rate, as tables have it."""
+    return f"{rate:.0e}".replace("e-0", "e-")
 
 
 def family(found: list[Effect]) -> list[Effect]:
@@ -198,7 +260,8 @@ def apart_table(every: list[Effect], kind: str) -> str:
         if one.kind == kind and one.name not in EFFECTS:
             pair = twins(measured(one.regime, kind))[one.name]
             cells = told(one), between(one.middle, "+")
-            alike = plus_minus(by_updates(one.regime, kind, *pair))
+            both = [read(one.regime, kind, arm) for arm in pair]
+            alike = plus_minus(by_updates(one.regime, kind, both))
             body.append([one.regime, *one.name.split(", "), *cells, alike])
     return markdown([*head, "at as many updates"], body)
 
@@ -235,7 +298,7 @@ def arm_table(kind: str) -> str:
             body.append(
                 [
                     *(regime, arm.replace("-", " "), f"{setting.value:g}"),
-                    f"{setting.rate:.0e}".replace("e-0", "e-"),
+                    power(setting.rate),
                     between(show.numbers(middle.value, middle.interval())),
                     *(number(own.mean()), f"{at['updates']:.0f}"),
                     *(number(at["entropy"]), number(alike[arm])),
@@ -294,7 +357,7 @@ def tuning_table() -> str:
     """Markdown of what tuning saw: the best of each n, and the rate that was taken."""
     head = ["regime", "arm", *(f"n = {n:g}" for n in run.SIZES)]
     tuned = sorted({*run.RATES, *run.BEYOND.values()})
-    head += [f"{rate:.0e}".replace("e-0", "e-") for rate in tuned]
+    head += map(power, tuned)
     body = []
     for regime in whole_regimes():
         for arm in ARMS:
@@ -350,9 +413,11 @@ def draw(path: Path, every: list[Effect]) -> None:
     """Effects with their intervals, a panel for each regime."""
     names = list(EFFECTS)
     shown = [r for r in REGIMES if any(one.regime == r for one in every)]
-    figure, panels = canvas(LIGHT, [1] * len(shown))
-    figure.set_size_inches(3.2 * len(shown) + 1.5, 3.4)
-    for axes, regime in zip(panels, shown, strict=True):
+    rows = -(-len(shown) // ACROSS)
+    figure, panels = grid(LIGHT, rows, [1] * ACROSS, (11.1, 3.4 * rows))
+    for axes in panels.flat[len(shown) :]:
+        axes.set_axis_off()
+    for i, (axes, regime) in enumerate(zip(panels.flat, shown, strict=False)):
         for one in every:
             if one.regime == regime and one.name in EFFECTS:
                 mean, half = one.mean
@@ -361,7 +426,7 @@ def draw(path: Path, every: list[Effect]) -> None:
                 show.interval(axes, y, (mean, mean - half, mean + half), color)
         axes.axvline(0, color=show.COLORS[1], linewidth=0.8)
         axes.set_ylim(len(names) - 0.4, -0.5)
-        said = names if axes is panels[0] else [""] * len(names)
+        said = names if i % ACROSS == 0 else [""] * len(names)
         axes.set_yticks(range(len(names)), said)
         axes.tick_params(axis="y", length=0, labelsize=8)
         axes.tick_params(axis="x", labelsize=7)
@@ -374,6 +439,7 @@ def tables() -> list[str]:
     """All tables of the page."""
     every = effects()
     found = [weight_table(), tuning_table(), predicted_table(), greedy_table()]
+    found += single_tables(every) if single_regimes() else []
     for kind in KINDS:
         if any(one.kind == kind for one in every):
             found += [arm_table(kind), effect_table(every, kind)]
