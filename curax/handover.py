@@ -127,7 +127,7 @@ class Engine(abc.ABC):
             tries: times that a completion is asked for.
         """
         # Versions of other processes are others; those of a run begin alike.
-        self._token, self._run = secrets.token_hex(4), "curax-"
+        self._token, self._begins = secrets.token_hex(4), "curax-"
         self._folder, self._wait, self._tries = folder, wait, tries
         self._whole: Path | None = None  # the folder of the parameters that draw
         self._folders: list[Path] = []  # all that were written and not removed
@@ -191,9 +191,10 @@ class Engine(abc.ABC):
         there, host = workdir.stat(), socket.gethostname()
         whose = f"{host} {workdir.resolve()} {there.st_dev} {there.st_ino}"
         digest = hashlib.blake2b(os.fsencode(whose), digest_size=8).hexdigest()
-        self._run = f"curax-{digest}-"
-        for left in self._home().glob(f"*{self._run}*"):  # and what is not yet whole
-            shutil.rmtree(left, ignore_errors=True)
+        self._begins = f"curax-{digest}-"
+        for name in (f"{self._begins}*", f".{self._begins}*"):  # these are not yet whole
+            for left in self._home().glob(name):
+                shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:
         """Wait for no engine any more, and remove what was handed over."""
@@ -366,7 +367,7 @@ class Engine(abc.ABC):
     def _written(self, source: Source) -> Path:
         """A new folder with the parameters of a source, of which it is the name."""
         home = self._home()
-        name = f"{self._run}{self._token}-{self._count}-step-{source.step}"
+        name = f"{self._begins}{self._token}-{self._count}-step-{source.step}"
         config, task = source.config, source.task
         self._adapter = self.adapters and written.has_adapters(config)
         try:

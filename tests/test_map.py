@@ -21,10 +21,9 @@ from curax.tasks import chain
 from curax.theory import advice, predict
 from curax.types import Difficulty
 from experiments import in_small
-from experiments.factorial import never
+from experiments.factorial import never, single
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
-from experiments.factorial import single
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, calibration, parts, regimes, run, show

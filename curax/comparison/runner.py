@@ -319,14 +319,15 @@ class Comparison:
         What was measured before is kept, unless it was on another baseline.
         """
         arm = next(arm for arm in self._arms if arm.recipe == self._experiment.against)
-        if reading.read_json(self._workdir / COST).get("baseline") == arm.name:
+        before = reading.read_json(self._workdir / COST)
+        if before and before.get("baseline", arm.recipe) == arm.recipe:
             return
         warm = self._warmed(arm, progress)
         if self._experiment.seeds > 1:
             warm = jax.tree.map(lambda x: x[0], warm)
         with progress.waiting("measuring what a token costs"):
             config = replace(arm.config, seeds=1, staged=True)
-            found = {"baseline": arm.name} | measured_cost(config, warm)
+            found = {"baseline": arm.recipe} | measured_cost(config, warm)
             write_file(self._workdir / COST, files.json_bytes(found))
 
 

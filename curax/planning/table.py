@@ -135,7 +135,8 @@ def _times(program: Program, one: Layout, when: str) -> str:
 def _times_received(program: Program, one: Layout) -> str:
     """Bytes received over those that the layout has to move, by the estimate."""
     work = one.work.get(program.role)
-    if work is None or not work.received or program.received is None:
+    refused = program.compiled.refusal or program.received is None
+    if refused or work is None or not work.received:
         return "-"
     return digits(program.received / work.received)
 

@@ -78,11 +78,10 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
             progress.say(summary)
         compiler = Compiler(progress)
         with loop.context():
-            loaded = loop.loaded()
+            loaded, held = loop.loaded(), cache.lines(loop)
         loop.rehearse(compiler, loaded)
     most = most_bytes(loop, compiler)
     limit = memory_of_device()
-    held = cache.lines(loop)
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
     where = f"a new run in {workdir}"

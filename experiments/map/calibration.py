@@ -80,7 +80,7 @@ def every() -> list[Judged]:
 def _rows(
     page: str, regime: str, told: dict[str, Any], rates: dict[str, Any], base: str
 ) -> list[Judged]:
-    """Rows of a regime that was predicted, but for its baseline."""
+    """Rows of a regime that was predicted and has run, but for its baseline."""
     return [
         Judged(
             *(page, regime, name, (own["low"], own["progress"], own["high"])),
@@ -88,7 +88,7 @@ def _rows(
             (told[base]["progress"], float(rates[base].mean())),
         )
         for name, own in told.items()
-        if name != base
+        if name != base and {name, base} <= rates.keys()
     ]
 
 
