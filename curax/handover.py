@@ -192,7 +192,10 @@ class Engine(abc.ABC):
         whose = f"{host} {workdir.resolve()} {there.st_dev} {there.st_ino}"
         digest = hashlib.blake2b(os.fsencode(whose), digest_size=8).hexdigest()
         self._begins = f"curax-{digest}-"
-        for name in (f"{self._begins}*", f".{self._begins}*"):  # these are not yet whole
+        for name in (
+            f"{self._begins}*",
+            f".{self._begins}*",
+        ):  # these are not yet whole
             for left in self._home().glob(name):
                 shutil.rmtree(left, ignore_errors=True)
 

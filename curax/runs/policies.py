@@ -204,7 +204,9 @@ def only_read() -> Iterator[None]:
         yield
     except ConfigError as error:
         said = str(error).replace(", or --set task.on_error=skip", "")
-        said = said.replace("see what is broken with --set task.on_error=raise", "mend them")
+        said = said.replace(
+            "see what is broken with --set task.on_error=raise", "mend them"
+        )
         raise ConfigError(said) from error
 
 

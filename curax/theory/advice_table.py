@@ -51,8 +51,9 @@ def table(found: Mapping[str, Any]) -> str:
         lines += textwrap.wrap(names, 88, subsequent_indent="    ")
     lines.append(f"  not told apart: {len(groups['not told apart'])} others")
     lines += textwrap.wrap(
-        "Measured of right completions alone (right_only) beside RLOO, where "
-        f"{found['measured']} (docs/choose_a_recipe.md). Go by that first.",
+        "Measured of right completions alone (right_only) beside RLOO, at equal tokens "
+        f"drawn and nearest to these pass rates: {found['measured']} "
+        "(docs/choose_a_recipe.md says how).",
         88,
     )
     rows = [
@@ -91,7 +92,7 @@ def _assumed(found: Mapping[str, Any], base: str) -> list[str]:
         f"At the end: less where {base} ends, the least and the most over a tenth to "
         f"ten times --shared {shared} and --explained {share}, and over steps of a "
         f"length at which {base} solves {solved} of what is unsolved; widened by the "
-        f"worst error that was judged (experiments/map), {fixed:g}, or {drawn:g} where "
+        f"worst error that was seen (experiments/map), {fixed:g}, or {drawn:g} where "
         "a rule or pilots decide draws, or n = 1. Only the baseline is compared.",
         "One step: predicted progress per cost, over the baseline's, over the same "
         f"beliefs. Each row is at the size at which that is most. {found['caveat']}",
