@@ -449,7 +449,7 @@ def test_the_advice_says_how_its_order_fared_and_by_how_much_it_errs():
     of_steps = [own[0] for own in found if own]
     of_ends = [calibration.rank(own) for own in calibration.by_regime(rows)]
     steps, run_ends = (
-        " to ".join(show.number(x(values), "+", 1) for x in (min, max))
+        " to ".join(show.number(x(values), "+", 2) for x in (min, max))
         for values in (of_steps, of_ends)
     )
     assert f"steps had rank correlations of {steps}, that of ends of" in advice.UNSHOWN

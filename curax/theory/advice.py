@@ -51,7 +51,7 @@ BASELINE = "rloo"  # what all were measured beside
 # tokens drawn, nearest to a mean pass rate before RL up to this; figures of
 # docs/choose_a_recipe.md, as a test asks.
 MEASURED = {
-    0.1: "next to nothing is right and no prompt comes back: +.110 ± .056 on chains",
+    0.1: "next to nothing is right and no prompt comes back: +.110 ± .057 on chains",
     0.18: "an eighth to a sixth is right: +.036 ± .026 on text, over six starts",
     0.45: "a fifth to a third is right: +.028 ± .020 on text, over six starts",
     1.0: "most is right: neither lead nor loss shown, +.006 ± .008 on chains",
@@ -453,7 +453,7 @@ def rank(
 # Spearman's correlations of the tables of experiments/map/README.md, as a test asks.
 UNSHOWN = (
     "No rank: with runs that were tuned and measured the order of steps had rank "
-    "correlations of -.9 to +.6, that of ends of -.5 to +.9."
+    "correlations of -.90 to +.56, that of ends of -.52 to +.95."
 )
 
 

@@ -49,7 +49,7 @@ STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
 TRIED = ("tune", "beyond")  # kinds of pieces that are trials
 # One more rate where most arms had taken an end of the others.
-BEYOND = {"bimodal": 1e-4, "bimodal_ways": 1e-2}
+BEYOND = {"bimodal": 1e-4, "bimodal_ways": 1e-2, "dense_fresh": 3e-3}
 PROMPTS, MOST = 8, 32  # of a step that draws until one is right, and of a prompt
 CREDIT, DRAWS, WEIGHT = ("centred", "right"), ("fixed", "drawn"), ("one", "log")
 CHOICES = (CREDIT, DRAWS, WEIGHT)
@@ -224,14 +224,19 @@ def ends(own: Mapping[str, Any], place: float, what: str = "rate") -> np.ndarray
     return statistics.at(drawn[-len(values) :], values, place)
 
 
-def measure(piece: Piece) -> bytes:
-    """Measure a piece, and return what its file holds."""
+def measure(piece: Piece, setting: Setting | None = None) -> bytes:
+    """Measure a piece, and return what its file holds.
+
+    Args:
+        piece: which.
+        setting: of a claim, in place of what tuning took.
+    """
     regime, kind, arm = piece
     if kind in TRIED:
         own = rates(regime, kind)
         settings = [Setting("", n, rate) for n in SIZES for rate in own]
     else:
-        settings = [chosen(regime, arm)]
+        settings = [setting or chosen(regime, arm)]
     lanes = [lane(regime, arm, setting, kind) for setting in settings]
     return histories(piece, settings, lanes, (knob(arm), regimes.RATE))
 

@@ -41,6 +41,7 @@ UPDATED = "updates", "rate"
 ACROSS = 3  # panels of the picture
 NAMED = dict(zip(analysis.RATES, ("draws", "greedy"), strict=True))
 CENTRED, RIGHT = single.ARMS
+CONTROL = "right for RLOO, both at n = 2, 1e-3, four times the tokens"
 # Gaps where one draw is taken of each prompt; "at n" is by the n that tuning took.
 SINGLE = {
     "right at 1, for right at n": (RIGHT, run.PLAIN[1]),
@@ -182,6 +183,10 @@ def effects() -> list[Effect]:
                 for own in singles(regime, pair)
             )
             found.append(Effect(regime, "single", name, ours - other))
+    if single.path(single.CONTROL).exists():
+        place = run.tokens(*single.CONTROL[:2])
+        ours, other = (run.ends(own, place) for own in controls())
+        found.append(Effect(single.CONTROL.regime, "control", CONTROL, ours - other))
     return family(found)
 
 
@@ -200,6 +205,12 @@ def singles(regime: str, arms: Iterable[str]) -> list[dict[str, Any]]:
     return [load(single.path(Piece(regime, "claim", arm))) for arm in arms]
 
 
+def controls() -> list[dict[str, Any]]:
+    """Right ones alone and the control of four times the tokens, of one setting."""
+    regime, kind, _ = single.CONTROL
+    return [read(regime, kind, run.PLAIN[1]), load(single.path(single.CONTROL))]
+
+
 def single_tables(every: list[Effect]) -> list[str]:
     """Markdown of one draw of each prompt: arms and what tuning saw, and gaps."""
     tuned = sorted({*run.RATES, *run.BEYOND.values()} - {1e-2})
@@ -215,13 +226,16 @@ def single_tables(every: list[Effect]) -> list[str]:
             cells += [f"{setting.value:g}", power(setting.rate), number(ends[1])]
             rows.append([regime, arm.split("-")[0], *cells, f"{ends[0]:.0f}"])
     for one in every:
-        if one.kind == "single":
-            both = singles(one.regime, SINGLE[one.name])
-            alike = plus_minus(by_updates(one.regime, "claim", both))
+        if one.kind in ("single", "control"):
+            kind = "claim" if one.kind == "single" else "long"
+            both = (
+                controls() if kind == "long" else singles(one.regime, SINGLE[one.name])
+            )
+            alike = plus_minus(by_updates(one.regime, kind, both))
             cells = told(one), between(one.middle, "+"), alike
             gaps.append([one.regime, one.name, *cells])
     head = ["regime", "credit", *map(power, tuned), "n", "rate", "mean", "updates"]
-    first = ["regime", "n = 1", "of means", "interquartile mean"]
+    first = ["regime", "n = 1; a control", "of means", "interquartile mean"]
     return [markdown(head, rows), markdown([*first, "at as many updates"], gaps)]
 
 

@@ -9,6 +9,9 @@ prompt with one draw has no mean of its own. Tuned by the rates of the regime an
 with the seeds of its claims. Beside them RLOO and right ones alone at the n of the
 page, on this processor: those of `greedy.py`, and of bimodal run again. What is in
 `results_single/` is not measured again, so that the command, begun anew, goes on.
+
+And a control of four times the tokens in dense_fresh, where RLOO runs at another n and
+rate than right ones alone: RLOO at theirs.
 """
 
 import json
@@ -29,6 +32,7 @@ RESULTS = Path(__file__).parent / "results_single"
 REGIMES = ("sparse", "sparse_wide", "bimodal")
 BASELINE = {"centred": advantage.batch_standardised, "right": advantage.raw}
 ARMS = {f"{credit}-fixed-single": credit for credit in BASELINE}
+CONTROL = Piece("dense_fresh", "long", run.PLAIN[0])  # by the setting of right ones
 
 
 def path(piece: Piece) -> Path:
@@ -53,12 +57,13 @@ def plain(arm: str) -> Config:
 
 def pieces() -> list[Piece]:
     """All pieces, in order."""
-    return [
+    found = [
         Piece(regime, kind, arm)
         for regime in REGIMES
         for kind, arms in (("tune", ARMS), ("claim", [*ARMS, *run.PLAIN]))
         for arm in arms
     ]
+    return [*found, CONTROL]
 
 
 def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
@@ -72,6 +77,8 @@ def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
 def measure(piece: Piece) -> bytes:
     """Measure a piece, and return what its file holds."""
     regime, kind, arm = piece
+    if piece == CONTROL:
+        return run.measure(piece, run.chosen(regime, run.PLAIN[1]))
     if arm not in ARMS:
         return run.measure(piece)
     if kind == "tune":
