@@ -135,10 +135,10 @@ def _times(program: Program, one: Layout, when: str) -> str:
 def _times_received(program: Program, one: Layout) -> str:
     """Bytes received over those that the layout has to move, by the estimate."""
     work = one.work.get(program.role)
-    refused = program.compiled.refusal or program.received is None
-    if refused or work is None or not work.received:
+    moved = None if program.compiled.refusal else program.received
+    if moved is None or work is None or not work.received:
         return "-"
-    return digits(program.received / work.received)
+    return digits(moved / work.received)
 
 
 def _counts(done: Any) -> dict[str, str]:

@@ -43,7 +43,7 @@ LONG = f"{long.REGIME}, {long.TIMES} times the tokens"
 def ran(regime: str) -> tuple[Any, dict[str, Any]]:
     """The experiment that a regime is of, and the histories of what has run."""
     made, folder = (long, "results_long") if regime == LONG else (experiment, "results")
-    return made.get_experiment(), runner.finished(HERE / folder)
+    return made.get_experiment(), finished(folder)
 
 
 def named(name: str, rate: str, regime: str, start: int) -> str:
@@ -204,13 +204,16 @@ def long_table() -> str:
     return markdown(head, body)
 
 
-@cache
 def again_ran(module: Any) -> dict[str, Any]:
     """Histories of what has run of an experiment from the starts of `again`."""
-    long_sparse = module is again_sparse_long
-    return runner.finished(
-        HERE / ("results_again_sparse_long" if long_sparse else "results_again")
-    )
+    own = module is again_sparse_long
+    return finished("results_again_sparse_long" if own else "results_again")
+
+
+@cache
+def finished(folder: str) -> dict[str, Any]:
+    """Histories of a folder of this page."""
+    return runner.finished(HERE / folder)
 
 
 def again_rates(module: Any, share: float | None) -> np.ndarray:
