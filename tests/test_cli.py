@@ -381,3 +381,21 @@ def commanded(error):
 def test_every_command_line_goes_on(name):
     module = importlib.import_module(f"curax.{name}")
     assert hasattr(module.main, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "said"),
+    [
+        (True, "xterm", "".join(f"\r{n} of 8 done" for n in range(1, 9)) + "\n"),
+        (True, "dumb", "2 of 8 done\n4 of 8 done\n6 of 8 done\n8 of 8 done\n"),
+        (False, "xterm", "2 of 8 done\n4 of 8 done\n6 of 8 done\n8 of 8 done\n"),
+    ],
+)
+def test_progress_is_one_line_of_a_terminal_that_redraws_it(
+    terminal, term, said, capsys, monkeypatch
+):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    for n in range(1, 9):
+        cli.count("done", n, 8)
+    assert capsys.readouterr().err == said

@@ -326,8 +326,11 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def count(what: str, done: int, total: int) -> None:
-    """Print progress on stderr: on one line of a terminal, else by quarters."""
-    if sys.stderr.isatty():
+    """Print progress on stderr: on one line of a terminal, else by quarters.
+
+    So too where TERM=dumb says that no line is redrawn.
+    """
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         end = "\n" if done == total else ""
         print(f"\r{done} of {total} {what}", end=end, file=sys.stderr, flush=True)
     elif done * 4 // total > (done - 1) * 4 // total:
