@@ -458,6 +458,7 @@ def test_the_advice_says_how_its_order_fared_and_by_how_much_it_errs():
     assert list(told) == [math.ceil(100 * x) / 100 for x in calibration.worst(rows)]
 
 
+@pytest.mark.long
 def test_the_picture_of_calibration_has_all_that_was_judged():
     rows = calibration.every()
     text = page("experiments/map/README.md", whole=True)
