@@ -16,6 +16,7 @@ seeds, widened by Holm's procedure over all effects of the page.
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -233,10 +234,26 @@ def single_tables(every: list[Effect]) -> list[str]:
             )
             alike = plus_minus(by_updates(one.regime, kind, both))
             cells = told(one), between(one.middle, "+"), alike
-            gaps.append([one.regime, one.name, *cells])
+            gaps.append([one.regime, one.name, *cells, own_gap(one.regime, kind, both)])
+    for regime in single_regimes():  # asked afterwards, and none of the family
+        both = singles(regime, (run.PLAIN[1], CENTRED))
+        of = partial(own_gap, regime, "claim", both)
+        cells = of("rate"), "", "", of()
+        gaps.append([regime, "right at n, for centred at 1, by itself", *cells])
     head = ["regime", "credit", *map(power, tuned), "n", "rate", "mean", "updates"]
     first = ["regime", "n = 1; a control", "of means", "interquartile mean"]
-    return [markdown(head, rows), markdown([*first, "at as many updates"], gaps)]
+    first += ["at as many updates", "greedily, by itself"]
+    return [markdown(head, rows), markdown(first, gaps)]
+
+
+def own_gap(
+    regime: str, kind: str, both: Sequence[Mapping[str, Any]], what: str = "greedy"
+) -> str:
+    """Text of the gap of two histories by itself; empty where it was not measured."""
+    if not all(own.get(what) for own in both):
+        return ""
+    ours, other = (run.ends(own, run.tokens(regime, kind), what) for own in both)
+    return plus_minus(Effect(regime, kind, "", ours - other).mean)
 
 
 def power(rate: float) -> str:
