@@ -1,5 +1,6 @@
 """Word problems: what they say is what they ask, and a run on them from nothing."""
 
+import itertools
 import re
 from functools import cache, partial
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_folder import lines
 
-from curax import demo, evaluate, export, rollout, train
+from curax import demo, evaluate, export, hint, rollout, train
 from curax.models import pretrained
 from curax.runs import policies
 from curax.settings.config_types import present
@@ -102,6 +103,37 @@ def test_an_answer_in_words_is_graded_as_its_number(seed, count, kind):
         said = f"3 + 4 = 7\nSo {made.sentence(number)}"
         right = graders.numbers("", said, str(made.answer()))
         assert right == (number == made.answer())
+
+
+@given(seeds, steps, unseen)
+def test_hints_name_the_first_steps_and_none_of_their_results(seed, count, kind):
+    made = wp.problem(seed, steps=count, unseen=kind)
+    hints = made.hints()
+    signs = {word: sign for sign, word in wp.ADVICE.items()}
+    for level, hint in enumerate(hints, 1):
+        first, *said = hint.removesuffix(".").split(". ")
+        named = [one.rsplit(" ", 1) for one in said]
+        steps = [(signs[words], int(number)) for words, number in named]
+        assert first == f"Begin with {made.first}"
+        assert steps == [(s.sign, s.number) for s in made.steps[: len(steps)]]
+        assert len(steps) == made.named(level) >= 1
+    assert all(b.startswith(a) for a, b in itertools.pairwise(hints))
+    assert made.named(len(hints)) == count
+
+
+@given(seeds, steps, st.integers(0, wp.LEVELS))
+def test_the_teacher_takes_no_step_wrongly_that_a_hint_names(seed, count, level):
+    made = wp.problem(seed, steps=count)
+    *lines, _ = wp.taught(made, seed, level=level).split("\n")
+    named = made.named(level)
+    assert (named == 0) == (level == 0)
+    assert len(lines) >= named
+    for line, step in zip(lines[:named], made.steps, strict=False):
+        left, sign, right, *_ = line.split(" ")
+        assert sign == step.sign
+        assert str(step.number) == (left if sign == "*" else right)
+    if named == count:
+        assert len(lines) == count
 
 
 def test_some_problems_have_solutions_of_several_kinds():
@@ -246,10 +278,39 @@ def test_references_are_answers_in_words_behind_the_end_of_a_thought():
         assert re.sub(r"\d+", "", task.decode(behind)) == re.sub(r"\d+", "", answer)
 
 
+def test_traces_follow_the_hints_that_the_teacher_has_read():
+    """In contexts as RL makes them of the hints of the records; others have none."""
+    one = {"size": 60, "num_held_out": 10, "workers": 1, "hints": True}
+    task = wp.task(**one, hinted_traces=0.5)
+    assert wp.task(**one).trace_contexts is None
+    prompts = task.prompts(np.arange(task.num_prompts, dtype=np.int32))
+    found = present(task.trace_contexts)(None, prompts)
+    written = present(present(task.hinting).from_file)(prompts)
+    by_level = [
+        hint.joined(prompts, *present(task.hinting).wrap(*(x[:, i] for x in written)))
+        for i in range(wp.LEVELS)
+    ]
+    plain = hint.widened(prompts, found.mask.shape[-1] - prompts.mask.shape[-1])
+    kinds = [plain, *by_level]
+    same = np.array([np.all(np.asarray(x.tokens) == found.tokens, -1) for x in kinds])
+    for which, kind in zip(same, kinds, strict=True):
+        np.testing.assert_array_equal(np.asarray(kind.mask)[which], found.mask[which])
+    assert same.any(0).all()
+    assert 0.3 < same[0].mean() < 0.7
+    records = wp.records(60, hinted=0.5)
+    read = {record["question"]: record.get("read") for record in records}
+    for row, kept, bare in zip(found.tokens, found.mask, same[0], strict=True):
+        said = task.decode(row[kept])
+        (question,) = [question for question in read if question in said]
+        assert bare == (read[question] is None)
+        assert bare or f"{question}\n\nHint:\n{read[question]}<|im_end|>" in said
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"hints": True, "sentences": True}, "set one of them to False"),
+        ({"hinted_traces": 0.5}, "=0.5 needs task.hints=True; set that too"),
         ({"most_steps": 4}, "task.most_steps=4 must be at least task.least_steps=1 "),
         ({"least_steps": 3, "most_steps": 2}, "most_steps=2 must be at least .*=3 and"),
         ({"unseen": "words"}, "unseen='words' must be one of problems, forms, numbers"),

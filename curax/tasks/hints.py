@@ -11,11 +11,12 @@ References:
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from curax.settings.config_types import present
 from curax.tasks import layouts, sources
 from curax.tasks.layouts import Problem
 from curax.tasks.prompt_format import PromptFormat
@@ -267,13 +268,25 @@ class HintWriter:
 
     def wrap(self, tokens: Any, mask: Any) -> tuple[Any, Any]:
         """Hints `[..., S]` between the words of their introduction, `[..., S']`."""
-        before, behind = map(self._ids, (self._before, self._behind))
-        rows = [
-            [*before, *row, *behind] if row else [] for row in _row_ids(tokens, mask)
-        ]
+        rows = [*map(self._wrapped, _row_ids(tokens, mask))]
         *shape, width = np.shape(mask)
-        padded = self._format.padded(rows, width + len(before) + len(behind))
+        padded = self._format.padded(rows, width + len(self._wrapped([0])) - 1)
         return _reshaped(padded, shape)
+
+    def shown(self, read: Mapping[str, str], _: Any, prompts: Prompts) -> Contexts:
+        """Contexts of traces: each prompt with the hint of its question in `read`.
+
+        A hint stands where `types.Hinting` puts one, before the prompt's tail.
+        """
+        rows = []
+        for one in map(present, self._problems(prompts)):
+            ids, hint = self._format.prompt(one), self._ids(read[one.question])
+            place = len(ids) - self._format.tail(one)
+            rows.append([*ids[:place], *self._wrapped(hint), *ids[place:]])
+        longest = self._wrapped([0] * self._hint_width)
+        width = np.shape(prompts.tokens)[-1] + len(longest)
+        tokens, mask = self._format.padded(rows, width, left=True)
+        return Contexts(tokens=tokens, mask=mask)
 
     def leaks(self, prompts: Prompts, tokens: Any, mask: Any) -> Any:
         """`[B, L]` bool, which hints `[B, L, S]` contain the answer; see `leaks`."""
@@ -319,6 +332,12 @@ class HintWriter:
         """The problem of each prompt, None for held-out ones."""
         targets, some = map(int, np.asarray(prompts.target)), self._training
         return [some[i] if i < len(some) else None for i in targets]
+
+    def _wrapped(self, hint: list[int]) -> list[int]:
+        """The ids of a hint between the words of its introduction; none of none."""
+        if not hint:
+            return []
+        return [*self._ids(self._before), *hint, *self._ids(self._behind)]
 
     def _ids(self, text: str | None) -> list[int]:
         return self._format.tokenizer.encode(text or "", begins=False)

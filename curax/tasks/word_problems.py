@@ -12,10 +12,10 @@ import itertools
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from curax.settings.config_types import CheckpointPath, Count, Fraction, Positive, Seed
 from curax.settings.declared import declares
@@ -97,6 +97,8 @@ EACH = (
     Form("How many {thing} are there in each?", 0, held_out=True),
 )
 SO = "So"  # before an answer that is a sentence
+ADVICE = {"+": "Add", "-": "Take away", "*": "Multiply by", "/": "Divide by"}
+LEVELS = 3  # of hints
 TAKEN_FOR = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a sign is misread as
 FORGETS = 0.1  # the last of several steps
 SLIP, CARRY_SLIP = 0.03, 0.12  # of a sum or product; where a digit is carried
@@ -168,6 +170,20 @@ class WordProblem:
     def answer(self) -> int:
         """The right answer."""
         return results(self.first, self.steps)[-1]
+
+    def hints(self) -> list[str]:
+        """Sentences that name the first steps, by level: `Begin with 6. Take away 4.`
+
+        Level l of L names max(1, round(l / L of them)), and none what comes out.
+        """
+        said = [f"Begin with {self.first}."]
+        said += [f"{ADVICE[step.sign]} {step.number}." for step in self.steps]
+        counts = map(self.named, range(1, LEVELS + 1))
+        return [" ".join(said[: 1 + count]) for count in counts]
+
+    def named(self, level: int) -> int:
+        """How many steps the hint of a level names; 0: there is no hint."""
+        return min(level, max(1, round(level / LEVELS * len(self.steps))))
 
     def sentence(self, number: int) -> str:
         """An answer in words, as it follows others: `Ann has 14 coins.`"""
@@ -277,7 +293,9 @@ def _attempt(
     )
 
 
-def taught(word_problem: WordProblem, seed: int, *, sentences: bool = False) -> str:
+def taught(
+    word_problem: WordProblem, seed: int, *, sentences: bool = False, level: int = 0
+) -> str:
     """The worked solution that the teacher writes, mostly wrong.
 
     The teacher is distracted, takes the wrong operation, forgets the last step and
@@ -289,17 +307,22 @@ def taught(word_problem: WordProblem, seed: int, *, sentences: bool = False) -> 
         word_problem: to solve.
         seed: of what goes wrong.
         sentences: whether the answer is one, or a number.
+        level: of the hint that the teacher has read; 0: none.
     """
     made = random.Random(f"teacher {seed}")
-    steps = [*made.choice([*word_problem.orders()])]
-    if len(steps) > 1 and made.random() < FORGETS:
+    named = word_problem.named(level)
+    known, every = word_problem.steps[:named], word_problem.steps
+    orders = [order for order in word_problem.orders() if order[:named] == known]
+    steps, whole = [*made.choice(orders)], named == len(every)
+    if len(steps) > 1 and not whole and made.random() < FORGETS:
         steps.pop()
     aside = word_problem.aside
-    if aside and made.random() < aside.form.misread:
-        steps.insert(made.randint(0, len(steps)), aside)
+    if aside and not whole and made.random() < aside.form.misread:
+        steps.insert(made.randint(named, len(steps)), aside)
     said, now = [], word_problem.first
     for i, step in enumerate(steps):
-        if step is not aside and made.random() < step.form.misread:
+        free = step is not aside and i >= named
+        if free and made.random() < step.form.misread:
             step = step._replace(sign=TAKEN_FOR[step.sign])
         if applied(now, step.sign, step.number) < 0:
             step = step._replace(sign="+")
@@ -327,7 +350,8 @@ def records(
     distractors: float = 0.5,
     unseen: str | None = None,
     sentences: bool = False,
-) -> Iterator[dict[str, str]]:
+    hinted: float = 0.0,
+) -> Iterator[dict[str, Any]]:
     """Problems as records of a file, with as many of each number of steps.
 
     Args:
@@ -338,22 +362,27 @@ def records(
         distractors: as `problem`, and so is `unseen`.
         unseen: what training problems never have.
         sentences: whether answers of the teacher are sentences, or numbers.
+        hinted: share of which the teacher has read a hint.
 
     Yields:
         Question, answer, solution, which is right, `taught`, the teacher's, level, the
-        number of steps, and the answer as a sentence.
+        number of steps, the answer as a sentence, and hints by level; `read`, the hint
+        that the teacher has read, where there is one.
     """
     for i in range(seed, seed + count):
         steps = least_steps + i % (most_steps - least_steps + 1)
         made = problem(i, steps=steps, distractors=distractors, unseen=unseen)
+        drawn = random.Random(f"hint {i}")
+        level = drawn.randint(1, LEVELS) if drawn.random() < hinted else 0
         yield {
             "question": made.question(),
             "answer": str(made.answer()),
             "solution": solution(made.first, made.steps),
-            "taught": taught(made, i, sentences=sentences),
+            "taught": taught(made, i, sentences=sentences, level=level),
             "level": str(steps),
             "sentence": made.sentence(made.answer()),
-        }
+            "hints": made.hints(),
+        } | ({"read": made.hints()[level - 1]} if level else {})
 
 
 @cache
@@ -388,6 +417,7 @@ def task(
     distractors: Fraction = 0.5,
     unseen: str = UNSEEN[0],
     hints: bool = False,
+    hinted_traces: Fraction = 0.0,
     sentences: bool = False,
     max_prompt_tokens: Count = MAX_PROMPT_TOKENS,
     max_trace_tokens: Count = MAX_TRACE_TOKENS,
@@ -397,7 +427,8 @@ def task(
 ) -> Task:
     """The task of generated word problems, graded by their last number.
 
-    The warm start imitates the teacher; hints are of right solutions.
+    The warm start imitates the teacher. Hints are right solutions, for
+    `hint.reference_prefix`, or sentences that name steps, for `hint.from_file`.
 
     Args:
         tokenizer: folder of a checkpoint, or a name on the hub; None: the `path` of
@@ -411,7 +442,9 @@ def task(
         distractors: share of problems with a number that does not matter.
         unseen: what only held-out problems have: `problems`, nothing but that they are
             others; `forms`, their sentences; `numbers`, one of their numbers or more.
-        hints: prompts can be hinted, by right solutions.
+        hints: prompts can be hinted.
+        hinted_traces: share of the solutions imitated that follow a hint, a sentence or
+            more; without them a policy that knows nothing else cannot read hints.
         sentences: answers are sentences, as `Ann has 14 coins.`, behind the word `So`,
             which ends a thought; the right ones are references.
         max_prompt_tokens: longer prompts are left out and counted.
@@ -435,14 +468,18 @@ def task(
             "task.hints=True are solutions whose answers are numbers, which are not "
             "those of task.sentences=True; set one of them to False."
         )
+    if hinted_traces and not hints:
+        raise ValueError(
+            f"task.hinted_traces={hinted_traces} needs task.hints=True; set that too."
+        )
     prompt_format = PromptFormat(
         tokenizer=text.load(tokenizer) if tokenizer else own_tokenizer(),
         reference=" {solution}" if sentences else None,
     )
     steps = {"least_steps": least_steps, "most_steps": most_steps}
-    made = partial(records, distractors=distractors, sentences=sentences, **steps)
-    learnt = [*made(size, seed=seed)]
-    asked = [*made(num_held_out, seed=seed + size, unseen=unseen)]
+    drawn = partial(records, distractors=distractors, sentences=sentences, **steps)
+    learnt = [*drawn(size, seed=seed, hinted=hinted_traces)]
+    asked = [*drawn(num_held_out, seed=seed + size, unseen=unseen)]
     training, testing = file_task.generated(
         in_memory("word problems", learnt),
         in_memory("word problems, held out", asked),
@@ -450,16 +487,18 @@ def task(
             layouts.fields,
             solution="sentence" if sentences else "solution",
             level="level",
+            hints="hints" if hints else None,
         ),
         prompt_format=prompt_format,
         longest=max_prompt_tokens,
     )
     solved = {record["question"]: record["taught"] for record in learnt}
+    read = {record["question"]: record.get("read", "") for record in learnt}
     writer = None
     if hints:
         longest = 2 * max_prompt_tokens
         writer = HintWriter(prompt_format, training.problems, longest=longest)
-    return file_task.FileTask(
+    made = file_task.FileTask(
         format=prompt_format,
         training=training,
         testing=testing,
@@ -471,3 +510,6 @@ def task(
         hint_writer=writer,
         delimiter=SO if sentences else "",
     ).task()
+    if writer is None or not hinted_traces:
+        return made
+    return replace(made, trace_contexts=partial(writer.shown, read))
