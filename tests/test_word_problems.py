@@ -110,10 +110,10 @@ def test_hints_name_the_first_steps_and_none_of_their_results(seed, count, kind)
     made = wp.problem(seed, steps=count, unseen=kind)
     hints = made.hints()
     signs = {word: sign for sign, word in wp.ADVICE.items()}
-    for level, hint in enumerate(hints, 1):
-        first, *said = hint.removesuffix(".").split(". ")
+    for level, words in enumerate(hints, 1):
+        first, *said = words.removesuffix(".").split(". ")
         named = [one.rsplit(" ", 1) for one in said]
-        steps = [(signs[words], int(number)) for words, number in named]
+        steps = [(signs[verb], int(number)) for verb, number in named]
         assert first == f"Begin with {made.first}"
         assert steps == [(s.sign, s.number) for s in made.steps[: len(steps)]]
         assert len(steps) == made.named(level) >= 1
