@@ -12,8 +12,7 @@ Here:     4 pilots and 8 more for each of 16 prompts; at least 4 and at most 32 
           for a prompt, the best integers. G is the root mean square norm, which the
           bound is about. The M-step divides by |D|: the mean over the right ones, which
           truncates log p at each prompt's own n and so makes the objective one of the
-          allocation. It is `correct.accepted_mean` without the series, and what
-          experiments/allocation_smoke ran.
+          allocation. It is `correct.accepted_mean` without the series.
 """
 
 from functools import partial

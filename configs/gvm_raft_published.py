@@ -16,9 +16,8 @@ Here:     4 pilots and 8 more for each of 16 prompts, fresh in every step; the p
           the embedding, as released. Clip 0.2: the released run never passes its higher
           one on; its dual clip of 3 never binds, for no advantage is negative. KL 1e-3
           to the policy that RL starts from; there a reference and an optimizer of their
-          own for every nine steps. experiments/allocation_smoke ran without a KL. Its
-          mini-batches scale by one completion per prompt and so make 32 updates where
-          its baselines make 4; here 2.
+          own for every nine steps. Its mini-batches scale by one completion per prompt
+          and so make 32 updates where its baselines make 4; here 2.
 """
 
 from functools import partial

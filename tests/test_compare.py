@@ -170,9 +170,9 @@ def test_a_comparison_that_was_begun_without_greedy_rates_goes_on_with_them(
     assert got == {name: want[name] for name in got}
 
 
-@pytest.mark.parametrize("name", ["allocation", "hints", "dro"])
+@pytest.mark.parametrize("name", ["reinforce_ada", "sage", "dro"])
 def test_the_arms_of_an_experiment_share_their_warm_start(name):
-    experiment = experiments.load_experiment(ROOT / "experiments" / f"{name}_smoke")
+    experiment = experiments.load_experiment(ROOT / "experiments" / name)
     found = experiments.arms(experiment)
     assert [arm.name for arm in found] == list(experiment.recipes)
     assert len({experiments.warm_key(experiment, arm) for arm in found}) == 1

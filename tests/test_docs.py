@@ -2,20 +2,17 @@
 
 import ast
 import dataclasses
-import json
 import re
 import runpy
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from test_layers import STAGES
 
 import curax
 from curax import config as cf
 from curax.config import ALIASES, load
-from curax.runs import reading
 from curax.settings import config_types
 from curax.settings.config_paths import describe, flat
 
@@ -329,37 +326,3 @@ def test_what_a_user_of_another_program_types_is_in_the_glossary():
                 assert f"`{alias}`" in here or f"`{stage}." in here, (called, alias)
                 found.add(last)
     assert len(found) > 35
-
-
-@pytest.mark.parametrize(
-    "folder", sorted(ROOT.glob("experiments/*_smoke")), ids=lambda folder: folder.name
-)
-def test_the_tables_of_an_experiment_are_those_of_its_results(folder):
-    """Pass rates at so many tokens or updates, and less those of the first recipe."""
-    found = json.loads((folder / "results.json").read_text())
-    lines = (folder / "README.md").read_text().partition("| recipe |")[2].splitlines()
-    head = [cell.strip() for cell in lines[0].split("|")[:-1]]
-    rows = [line for line in lines[2 : lines.index("")] if line]
-    assert len(rows) == len(found)
-
-    def at(name, axis, place):
-        spent, rates = (np.array(found[name][key]) for key in (axis, "rate"))
-        pairs = zip(spent.T, rates.T, strict=True)
-        return np.array([np.interp(place, x, y) for x, y in pairs])
-
-    for row in rows:
-        name, *cells = (cell.strip() for cell in row.split("|")[1:-1])
-        where, compared = None, 0
-        for title, cell in zip(head, cells, strict=True):
-            if place := re.fullmatch(r"(\d+)( k)? (tokens|updates)", title):
-                where = place[3], int(place[1]) * (1000 if place[2] else 1)
-            if " ± " not in cell:
-                continue
-            values = at(name, *where)
-            if title.startswith("less"):
-                values = values - at(next(iter(found)), *where)
-            middle, half = reading.t_interval(values)
-            sign = "+" if title.startswith("less") else ""
-            assert cell == f"{middle:{sign}.3f} ± {half:.3f}", (name, title)
-            compared += 1
-        assert compared == (4 if name == next(iter(found)) else 6)

@@ -26,7 +26,7 @@ import curax
 from curax.comparison import statistics
 from curax.settings.tables import markdown
 from curax.step import loops
-from experiments.smoke import shown
+from experiments.lag.show import shown
 
 HERE = Path(__file__).parent
 SEEDS, UPDATES, PROMPTS, EACH = 8, 208, 16, 8

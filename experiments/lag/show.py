@@ -4,17 +4,32 @@ Command:  python -m experiments.lag.show
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from curax.comparison import statistics
+from curax.runs import reading
 from curax.settings.tables import markdown
 from experiments.lag.experiment import get_experiment
-from experiments.smoke import at, shown
 
 HERE = Path(__file__).parent
 EXPERIMENT = get_experiment()
 TOKENS = EXPERIMENT.tokens
 BASE = "on_policy"
+
+
+def shown(values: np.ndarray, *, signed: bool = False) -> str:
+    """Mean and half a 95 % t-interval over seeds."""
+    middle, half = reading.t_interval(values)
+    return f"{middle:{'+' if signed else ''}.3f} ± {half:.3f}"
+
+
+def at(own: Mapping[str, Any]) -> np.ndarray:
+    """`[seeds]` pass rates where each seed has drawn the tokens of the experiment."""
+    return statistics.at(np.array(own["tokens"]), np.array(own["rate"]), TOKENS)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -26,8 +41,8 @@ def table(found: dict[str, Any]) -> str:
     for name in EXPERIMENT.recipes:
         cells = [name]
         for end in ends:
-            there = at(found[name + end], "tokens", TOKENS)
-            gap = there - at(found[BASE + end], "tokens", TOKENS)
+            there = at(found[name + end])
+            gap = there - at(found[BASE + end])
             cells += [shown(there), "" if name == BASE else shown(gap, signed=True)]
         rows.append(cells)
     return markdown(head, rows)
