@@ -60,9 +60,9 @@ class Server(Engine):
         for client in (self._rows, self._load, self._look):
             client.start()
 
-    def told(self, text: str) -> str:
-        """As `Engine.told`, without the token."""
-        return self._rows.told(text)
+    def quoted(self, text: str) -> str:
+        """As `Engine.quoted`, without the token."""
+        return self._rows.quoted(text)
 
     def completions(
         self, bodies: Sequence[Any], place: str, read: Callable[[Any], Completion]
@@ -71,7 +71,7 @@ class Server(Engine):
         found: list[Completion | str] = []
         for reply in self._rows.replies(bodies, place):
             if isinstance(reply, MissingError):
-                found.append(self._rows.told(str(reply)))
+                found.append(self._rows.quoted(str(reply)))
                 continue
             try:
                 found.append(read(reply))
@@ -106,7 +106,7 @@ class Server(Engine):
         """A reply; one that is missing is raised."""
         if not isinstance(reply, MissingError):
             return reply
-        reason = client.told(f"{place}: {reply}")
+        reason = client.quoted(f"{place}: {reply}")
         if status(reply) in range(400, 500) and status(reply) not in (408, 429):
             raise EngineError(f"{self.name} at {self.url} refuses {reason}")
         raise AbsentError(reason)
@@ -302,7 +302,7 @@ class sglang(Server):  # noqa: N801
         order = {"model_path": str(folder), "weight_version": version}
         reply = self.post("/update_weights_from_disk", order | {"flush_cache": True})
         if not (isinstance(reply, dict) and reply.get("success")):
-            why = self._load.told(f"error: {reply}")
+            why = self._load.quoted(f"error: {reply}")
             raise EngineError(f"{self.name} did not load {folder} ({why})")
 
     def complete(

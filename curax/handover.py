@@ -229,9 +229,9 @@ class Engine(abc.ABC):
                 now = self._version_now(version)
                 for n, reply in zip(rest, replies, strict=True):
                     if isinstance(reply, str):
-                        reasons[self.told(reply)] += 1
+                        reasons[self.quoted(reply)] += 1
                     elif what := fault(reply, how, version, now):
-                        reasons[self.told(what)] += 1
+                        reasons[self.quoted(what)] += 1
                     else:  # whatever an engine says of an end at the last token
                         ended = reply.tokens[-1] in how.end
                         found[n] = reply._replace(finished=ended)
@@ -255,7 +255,7 @@ class Engine(abc.ABC):
                 given = self.complete(asks, how, version)
                 replies = [] if given is None else [*given]
         except ABSENT as error:
-            return [self.told(str(error))] * len(asks)
+            return [self.quoted(str(error))] * len(asks)
         if len(replies) != len(asks):
             raise EngineError(
                 f"{self.name} gives {len(replies)} completions of {len(asks)} that are "
@@ -290,11 +290,11 @@ class Engine(abc.ABC):
         except Exception as error:
             if out_of_memory(error):
                 raise
-            last, what = frames(error)[-1], self.told(error_line(error))
+            last, what = frames(error)[-1], self.quoted(error_line(error))
             where = f"{last.filename}:{last.lineno}"
             raise EngineError(f"{self.name} fails at {where} ({what})") from error
 
-    def told(self, text: str) -> str:
+    def quoted(self, text: str) -> str:
         """A text with words of the engine, as one line of a message."""
         return printable(short(text))
 
@@ -311,21 +311,21 @@ class Engine(abc.ABC):
 
     def _ready(self, source: Source, counts: dict[str, float]) -> str:
         """The version of the source, once the engine draws by it."""
-        end, told = time.monotonic() + self._wait, False
+        end, said = time.monotonic() + self._wait, False
         while True:
             try:
                 return self._handed_over(source, counts)
             except ABSENT as error:
-                why = self.told(str(error))
+                why = self.quoted(str(error))
                 if time.monotonic() >= end:
                     raise EngineError(
                         f"{self.name} has not answered for {self._wait:g} s ({why})"
                     ) from error
-                if not told:
+                if not said:
                     logging.getLogger("curax").warning(
                         "The engine does not answer (%s); waiting for it.", why
                     )
-                told = True
+                said = True
             if self._left.wait(min(PAUSE, self._wait)):
                 raise LeftError(f"{self.name} is not waited for, as the run ends")
 
@@ -350,7 +350,7 @@ class Engine(abc.ABC):
         if (now := self._version(version)) != version:
             raise EngineError(
                 f"{self.name} has loaded {folder} and says that it draws by "
-                f"{self.told(repr(now))}"
+                f"{self.quoted(repr(now))}"
             )
         self._remove(folder)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())

@@ -19,7 +19,7 @@ from curax.arrays import checks
 from curax.settings.config_types import ConfigError, Count, is_array, present
 from curax.types import Float, Int, Prompts, Rollouts, Task, Terms
 
-TOLD = 3  # reasons for missing outcomes that are logged per call, the most frequent
+LOGGED = 3  # reasons for missing outcomes that are logged per call, the most frequent
 NONE = "none"  # the reason where a verifier gave None or NaN
 
 
@@ -111,7 +111,7 @@ class Verdicts(NamedTuple):
         """Log the most frequent reasons."""
         every = self.reasons.values()
         reasons = Counter(why for why in every if why.partition(":")[0] != NONE)
-        for reason, count in reasons.most_common(TOLD):
+        for reason, count in reasons.most_common(LOGGED):
             logging.getLogger("curax").warning(
                 "No outcome for %d completions (%s); they count as missing.",
                 count,

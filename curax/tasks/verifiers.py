@@ -228,7 +228,8 @@ class Played:
         end = time.monotonic() + self.deadline
         pairs = [*zip(turns, episodes, strict=True)]
         said = [
-            one if isinstance(one, str) else self._told(t, one, end) for t, one in pairs
+            one if isinstance(one, str) else self._written(t, one, end)
+            for t, one in pairs
         ]
         end = time.monotonic() + self.deadline
         answers = [
@@ -251,7 +252,7 @@ class Played:
         except RuntimeError as error:
             return f"crash: {_line(str(error))}"
 
-    def _told(self, turn: Turn, episode: Episode, end: float) -> Episode | str:
+    def _written(self, turn: Turn, episode: Episode, end: float) -> Episode | str:
         """The same, once it knows the turn; a reason, where it wants another."""
         if turn.state is None:
             first = episode.next(end)

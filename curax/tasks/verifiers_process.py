@@ -30,7 +30,7 @@ from curax.tasks.verifiers_side import KEY, POLICY
 
 SIDE = Path(verifiers_side.__file__)
 START = 300.0  # seconds for the process to load what it is to run
-TOLD = 10.0  # seconds in which a request and the line about its episode meet
+MEETING = 10.0  # seconds in which a request and the line about its episode meet
 LONGEST = 2**20  # tokens that a policy may have in a context, as the client is told
 LOCAL = "127.0.0.1,localhost"
 
@@ -68,7 +68,7 @@ class Episode:
         self.name, self.process = name, process
         self.row, self.trace = list[int](), ""  # of the completion
         self.asked = list[Asked]()
-        self.told = queue.SimpleQueue[Asked | Ended]()
+        self.events = queue.SimpleQueue[Asked | Ended]()
 
     def hold(self, asked: Asked) -> None:
         """Take a request as the next of the completion."""
@@ -82,7 +82,7 @@ class Episode:
     def next(self, end: float) -> Asked | Ended:
         """What comes next; by the time `end` it is a timeout."""
         try:
-            return self.told.get(timeout=max(end - time.monotonic(), 1e-3))
+            return self.events.get(timeout=max(end - time.monotonic(), 1e-3))
         except queue.Empty:
             return Ended({}, "timeout")
 
@@ -145,9 +145,9 @@ class Side:
         episode = Episode(next(self._names), process)
         with self._news:
             self._episodes[episode.name] = episode
-        told = {"start": episode.name, "task": task, "seed": seed % 2**63}
-        if not process.say(**told):
-            episode.told.put(Ended({}, "crash"))
+        start = {"start": episode.name, "task": task, "seed": seed % 2**63}
+        if not process.say(**start):
+            episode.events.put(Ended({}, "crash"))
         return episode
 
     def episode(self, name: str) -> Episode | None:
@@ -179,13 +179,13 @@ class Side:
     def asks(self, trace: str, tokens: list[int]) -> list[int] | None:
         """What the policy writes when an agent of an episode asks; None: nothing."""
         with self._news:
-            self._news.wait_for(lambda: trace in self._traces, TOLD)
+            self._news.wait_for(lambda: trace in self._traces, MEETING)
             episode = self._episodes.get(self._traces.get(trace, ""))
             if episode is None:
                 return None
             asked = Asked(trace, tokens)
             episode.asked.append(asked)
-            episode.told.put(asked)
+            episode.events.put(asked)
         return asked.written()
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -198,14 +198,14 @@ class Side:
             if episode is not None:
                 fault = message["error"] and f"error: {message['error']}"
                 fault = "timeout" if message["timeout"] else fault
-                episode.told.put(Ended(message["rewards"], fault))
+                episode.events.put(Ended(message["rewards"], fault))
 
     def died(self, process: "_Process") -> None:
         """All episodes of a process have ended with it."""
         with self._news:
             for episode in self._episodes.values():
                 if episode.process is process:
-                    episode.told.put(Ended({}, "crash"))
+                    episode.events.put(Ended({}, "crash"))
 
 
 class _Process:

@@ -124,12 +124,12 @@ class Episodes:
     def _listen(self, loop: asyncio.AbstractEventLoop, over: asyncio.Event) -> None:
         """Pass lines on to the loop; at their end, end whatever still runs."""
         for line in sys.stdin:
-            loop.call_soon_threadsafe(self._told, json.loads(line))
+            loop.call_soon_threadsafe(self._heard, json.loads(line))
         threading.Timer(GRACE, end).start()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(over.set)
 
-    def _told(self, message: dict[str, Any]) -> None:
+    def _heard(self, message: dict[str, Any]) -> None:
         if name := message.get("stop"):
             if name in self._running:
                 self._running[name].cancel()

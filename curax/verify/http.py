@@ -240,7 +240,7 @@ class Client:
             raise MissingError(f"error: {status}{said}")
         return bytes(data)
 
-    def told(self, reason: str) -> str:
+    def quoted(self, reason: str) -> str:
         """A reason as one printable line that does not hold the token."""
         if self._token:
             reason = reason.replace(self._token, "***")
@@ -318,7 +318,7 @@ class Requests(Client, Pool):
             verdicts = self._read(reply, len(group))
         except MissingError as missing:
             verdicts = [str(missing)] * len(group)
-        return [self.told(one) if isinstance(one, str) else one for one in verdicts]
+        return [self.quoted(one) if isinstance(one, str) else one for one in verdicts]
 
 
 def _fault(url: str, token_env: str) -> str | None:
