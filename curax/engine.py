@@ -16,7 +16,7 @@ from curax.verify.http import Client, MissingError
 
 TOKEN = "CURAX_ENGINE_TOKEN"  # environment variable of it, unless another is named
 LARGEST = 2**26  # bytes of a reply
-LOOK = 10.0  # seconds for a question about the engine's state
+STATE = 10.0  # seconds for a question about the engine's state
 
 
 class Server(Engine):
@@ -52,12 +52,12 @@ class Server(Engine):
             **given,
         )
         self._load = Client(self.name, timeout=timeout, retries=0, parallel=1, **given)
-        self._look = Client(self.name, timeout=LOOK, retries=0, parallel=1, **given)
+        self._state = Client(self.name, timeout=STATE, retries=0, parallel=1, **given)
 
     def start(self, config: Fields) -> None:
         """As `Engine.start`; the token is taken from the environment."""
         super().start(config)
-        for client in (self._rows, self._load, self._look):
+        for client in (self._rows, self._load, self._state):
             client.start()
 
     def quoted(self, text: str) -> str:
@@ -89,8 +89,8 @@ class Server(Engine):
             AbsentError: there is none.
             EngineError: it is refused.
         """
-        (reply,) = self._look.replies([None], place, method="GET")
-        return self._given(self._look, place, reply)
+        (reply,) = self._state.replies([None], place, method="GET")
+        return self._given(self._state, place, reply)
 
     def post(self, place: str, body: Any) -> Any:
         """The reply to an order; text where it is no JSON.
@@ -215,7 +215,7 @@ class vllm(Server):  # noqa: N801 - a config names it, as any function
     def _has_generate(self) -> bool:
         """Whether the route for tokens is there and open; asked until that is told."""
         if self._generates is None:
-            (reply,) = self._look.replies([{}], "/inference/v1/generate")
+            (reply,) = self._state.replies([{}], "/inference/v1/generate")
             told, missing = status(reply), isinstance(reply, MissingError)
             if missing and told not in range(400, 429):
                 return True

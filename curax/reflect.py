@@ -440,14 +440,14 @@ def ema(
         keep = (hard <= hardest) and (spread >= factor state),
         state <- ratio state + (1 - ratio) mean spread
 
-    The state is that of the looks before; the first keeps all, and sets it.
+    The state is that of the selections before; the first keeps all, and sets it.
 
     Args:
         hard: as `percentile`.
         spread: as `percentile`.
         null: as `percentile`; not read.
         state: `[]` float32, running mean of the spread, nats; NaN at first.
-        ratio: what is left of it at each look, in [0, 1).
+        ratio: what is left of it at each selection, in [0, 1).
         factor: least spread that is kept, in units of the state.
         hardest: as `percentile`.
 

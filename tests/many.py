@@ -21,7 +21,7 @@ from curax.types import Environment, Observation, Task
 FILE = Path(__file__)
 ROOT = FILE.parents[1]
 SECONDS = 240  # until a process is given up
-folder.LOOKS = float(os.environ.get("LOOKS", folder.LOOKS))
+folder.SHARING = float(os.environ.get("SHARING", folder.SHARING))
 
 
 def task(

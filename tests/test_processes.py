@@ -151,7 +151,7 @@ def test_a_process_that_is_killed_ends_the_others_in_a_sentence(tmp_path):
 
 
 def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
-    soon = {"LOOKS": "1"}
+    soon = {"SHARING": "1"}
     ends = many.ends(many.start([tmp_path / "0", tmp_path / "1"], env=soon))
     for process, (status, _, err) in enumerate(ends):
         place = tmp_path / str(process)

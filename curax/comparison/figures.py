@@ -11,7 +11,7 @@ import numpy as np
 
 from curax.comparison import analysis, statistics
 from curax.comparison.analysis import AXES, Entry, Question
-from curax.runs.drawing import COUNTS, PERCENT, Mark, Panel, Picture, Sheet, looks, mark
+from curax.runs.drawing import COUNTS, PERCENT, Mark, Panel, Picture, Sheet, mark, pens
 from curax.runs.reading import count_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
     def styles(self) -> dict[str, tuple[str, str]]:
         """(colour, dashes) of each recipe; the baseline has the colour of the text."""
         found, base = self.found["recipes"], self.question.baseline
-        others = looks(name for name in found if name != base)
+        others = pens(name for name in found if name != base)
         return {name: others.get(name, ("ink", "-")) for name in found}
 
 
@@ -188,8 +188,8 @@ def _waits(shown: Shown) -> Sheet:
                 x = np.concatenate([[0], alive.time, [spent[-1].max()]])
                 y = np.concatenate([[0], 1 - alive.share, 1 - alive.share[-1:]])
                 color, dashes = shown.styles[entry.recipe]
-                look = {"where": "post", "color": color, "linewidth": 1.8}
-                marks.append(mark("step", x, y, dashes, **look))
+                line = {"where": "post", "color": color, "linewidth": 1.8}
+                marks.append(mark("step", x, y, dashes, **line))
                 # Runs that ended before they were there.
                 ended = seen.time[~seen.reached]
                 left = 1 - alive.share[np.searchsorted(alive.time, ended)]

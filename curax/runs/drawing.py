@@ -296,7 +296,7 @@ def in_legend(name: str) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
-def looks(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+def pens(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """(colour, dashes) of each name; other dashes where all colours are taken."""
     both = ((hue, dashes) for dashes in DASHES for hue in HUES)
     return dict(zip(names, itertools.cycle(both), strict=False))

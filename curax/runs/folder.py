@@ -52,7 +52,7 @@ CHANGEABLE = (
 
 
 PATTERN = "*?[\\"  # characters of a path that orbax takes for those of a glob pattern
-LOOKS = 15.0  # seconds for a file to be seen on the other machines
+SHARING = 15.0  # seconds for a file to be seen on the other machines
 
 
 def check_writable(workdir: Path) -> None:
@@ -215,7 +215,7 @@ def check_shared(workdir: Path) -> None:
         return
     mark = workdir / peers.broadcast(f"shared-{secrets.token_hex(8)}")
     peers.on_first(_write_mark, mark)
-    end = time.monotonic() + LOOKS
+    end = time.monotonic() + SHARING
     while not (seen := mark.exists()) and time.monotonic() < end:
         time.sleep(0.2)
     names = peers.gather((seen, socket.gethostname()))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def rates_at(
-    run: Run, metric: str, place: Mapping[float, float], *look: str
+    run: Run, metric: str, place: Mapping[float, float], *pen: str
 ) -> list[Mark]:
     """The curve of a metric, where it has values, over places by step.
 
@@ -40,12 +40,12 @@ def rates_at(
         run: record of the run.
         metric: its name.
         place: horizontal position by step; other steps are left out.
-        look: name, colour and dashes, as `curve` takes them.
+        pen: name, colour and dashes, as `curve` takes them.
     """
     steps, values = column(run.rows, metric)
     known = np.array([step in place for step in steps], bool)
     x = [place[step] for step in steps[known]]
-    return [curve(x, values[known], *look)] if x else []
+    return [curve(x, values[known], *pen)] if x else []
 
 
 def _pass_rates(run: Run, place: Mapping[float, float]) -> list[Mark]:

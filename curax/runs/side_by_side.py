@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from curax.runs import page, reading
-from curax.runs.drawing import COUNTS, PERCENT, Panel, Picture, Sheet, in_legend, looks
+from curax.runs.drawing import COUNTS, PERCENT, Panel, Picture, Sheet, in_legend, pens
 from curax.runs.pictures import rates_at
 from curax.runs.reading import Row, Run
 from curax.runs.templates import drawn, filled
@@ -58,9 +58,9 @@ def render(
 def _rates(axis: str, runs: Mapping[str, Run]) -> Sheet:
     """Pass rates of all runs over one axis; nothing where nothing was evaluated."""
     marks = []
-    for name, look in looks(runs).items():
+    for name, pen in pens(runs).items():
         place = spent(runs[name].rows)[axis]
-        marks += rates_at(runs[name], RATE, place, in_legend(name), *look)
+        marks += rates_at(runs[name], RATE, place, in_legend(name), *pen)
     return Sheet([Panel(axis, "pass rate", marks, (PERCENT, COUNTS))])
 
 

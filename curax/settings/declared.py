@@ -14,7 +14,7 @@
                     this one reads
     recall          the right completions that a source of hints reads, of a method's
                     state; a prompt has no hint before there is one
-    remembers       the rule that keeps prompts has a state from one look to the next
+    remembers       the rule that keeps prompts has a state from selection to selection
     keeps           the option of a down-sampling that is the most it keeps of a prompt
     floor           the option of an allocator that is the least it gives a prompt
     rows_per_prompt the option of a correction that is the rows trained per prompt

@@ -60,7 +60,7 @@ def choose(
     def due(carry: tuple[jax.Array, Chosen, jax.Array]) -> jax.Array:
         return carry[0]
 
-    def look(
+    def select(
         carry: tuple[jax.Array, Chosen, jax.Array],
     ) -> tuple[jax.Array, Chosen, jax.Array]:
         ids = drive.call(candidates, parts, state)
@@ -70,7 +70,7 @@ def choose(
 
     # A branch would be taken in every step once runs are mapped over seeds.
     start = drive.call(is_due, parts, state), state.methods[NAME], state.position
-    _, now, position = drive.repeat(due, look, start)
+    _, now, position = drive.repeat(due, select, start)
     methods = {**state.methods, NAME: now}
     state = dataclasses.replace(state, methods=methods, position=position)
     return state, drive.call(prompt_ids, parts, state)

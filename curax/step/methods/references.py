@@ -236,8 +236,8 @@ def score(
         # Nothing says how hard a prompt is here, but for those that nothing measured,
         # and no state is kept.
         hard = jnp.where(jnp.any(exists, -1), 0.0, jnp.nan)
-        looks = hard, spread, null, jnp.float32(jnp.nan)
-        kept, _ = stages.several(parts.config, "reflection.keep", *looks)
+        given = hard, spread, null, jnp.float32(jnp.nan)
+        kept, _ = stages.several(parts.config, "reflection.keep", *given)
         kept = kept & jnp.any(exists, -1)
         exists = exists & kept[:, None]
     reward, rest = found.value, jnp.zeros_like(found.value)
