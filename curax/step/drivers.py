@@ -325,12 +325,12 @@ class Hosted:
             rollouts = self.repeat(wants, another, played).rollouts
         finally:
             episodes.close()
-        return Begun(rollouts, finished(self._judged(episodes, rollouts)))
+        return Begun(rollouts, finished(self._verdicts(episodes, rollouts)))
 
     def _answers(self, episodes: play.Episodes, played: play.Played) -> play.Given:
         return episodes.answers(played)
 
-    def _judged(self, episodes: play.Episodes, rollouts: Rollouts) -> reward.Verdicts:
+    def _verdicts(self, episodes: play.Episodes, rollouts: Rollouts) -> reward.Verdicts:
         return play.verdicts(episodes, rollouts)
 
     def outcome(self, begun: "Sequence[Begun]") -> Any:
@@ -497,14 +497,14 @@ class Abstract(Hosted):
         shape = played.rollouts.tokens.shape
         return jax.eval_shape(lambda: play.blank(shape, episodes.environment.measures))
 
-    def _judged(self, episodes: Any, rollouts: Rollouts) -> reward.Verdicts:
+    def _verdicts(self, episodes: Any, rollouts: Rollouts) -> reward.Verdicts:
         del episodes
         outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
         return reward.Verdicts(outcome, {})  # pyright: ignore[reportArgumentType]
 
     def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
         del parts, request
-        return finished(self._judged(None, rollouts))
+        return finished(self._verdicts(None, rollouts))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
         rows = sum(one.shape[0] for one in arrays)

@@ -89,13 +89,13 @@ def config(folder, tmp_path, monkeypatch):
 
 def trained(config, monkeypatch):
     """Rows of a run, and all completions that it drew."""
-    drawn, judged = [], drivers.Hosted._judged
+    drawn, verdicts = [], drivers.Hosted._verdicts
 
     def noted(drive, episodes, rollouts):
         drawn.append((jax.device_get(episodes._of[0]), jax.device_get(rollouts)))
-        return judged(drive, episodes, rollouts)
+        return verdicts(drive, episodes, rollouts)
 
-    monkeypatch.setattr(drivers.Hosted, "_judged", noted)
+    monkeypatch.setattr(drivers.Hosted, "_verdicts", noted)
     parts = build(config)
     loop = loops.Staged(parts)
     with loop.context():
