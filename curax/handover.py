@@ -42,7 +42,7 @@ class EngineError(WorkError, RuntimeError):
     """The engine draws nothing more. The message begins a sentence."""
 
 
-class LeftError(EngineError):
+class ClosingError(EngineError):
     """The engine does not answer, and the run stops before it does."""
 
 
@@ -132,11 +132,11 @@ class Engine(abc.ABC):
         self._whole: Path | None = None  # the folder of the parameters that draw
         self._folders: list[Path] = []  # all that were written and not removed
         # A loop of one's own closes nothing: then the process does as it ends.
-        weakref.finalize(self, _left_over, self._folders, os.getpid())
+        weakref.finalize(self, _remove_all, self._folders, os.getpid())
         self._of: tuple[int, Any] | None = None  # their step, and their mark
         self._count, self._adapter = 0, False
         self._lock, self._closed = threading.Lock(), threading.Event()
-        self._left = threading.Event()
+        self._leaving = threading.Event()
 
     @abc.abstractmethod
     def version(self, wanted: str, *, adapter: bool) -> str | None:
@@ -207,7 +207,7 @@ class Engine(abc.ABC):
 
     def leave(self) -> None:
         """Wait no more where it does not answer; one that does may go on."""
-        self._left.set()
+        self._leaving.set()
 
     def draw(self, asks: Sequence[Ask], how: Limits, source: Source) -> Drawn:
         """Completions by the parameters of a source, and by no others.
@@ -326,8 +326,8 @@ class Engine(abc.ABC):
                         "The engine does not answer (%s); waiting for it.", why
                     )
                 said = True
-            if self._left.wait(min(PAUSE, self._wait)):
-                raise LeftError(f"{self.name} is not waited for, as the run ends")
+            if self._leaving.wait(min(PAUSE, self._wait)):
+                raise ClosingError(f"{self.name} is not waited for, as the run ends")
 
     def _handed_over(self, source: Source, counts: dict[str, float]) -> str:
         """The version of the source; its folder is written and loaded if need be."""
@@ -391,7 +391,7 @@ class Engine(abc.ABC):
         return step == source.step and mark() is source.mark
 
 
-def _left_over(folders: list[Path], process: int) -> None:
+def _remove_all(folders: list[Path], process: int) -> None:
     """Remove folders, unless by a fork of the process that wrote them."""
     if os.getpid() == process:
         for folder in folders:

@@ -344,7 +344,7 @@ def drop(reward: FloatG, exists: BoolG, fit: BoolG) -> tuple[FloatG, BoolG]:
         arXiv:2506.13351, versions 2 and 3, rubrics as constraints. Accounts differ on
         what is dropped, the completion or its group.
     """
-    return _left(reward, _at_least_two(exists & fit))
+    return _compared(reward, _at_least_two(exists & fit))
 
 
 @checks.contract()
@@ -376,7 +376,7 @@ def floor(
     """
     least, _ = masked.extent(reward, exists, keepdims=True)
     reward = jnp.where(fit, jnp.asarray(reward, jnp.float32), least - margin)
-    return _left(reward, _at_least_two(jnp.asarray(exists)))
+    return _compared(reward, _at_least_two(jnp.asarray(exists)))
 
 
 @checks.contract(ranks="hardest")
@@ -557,7 +557,7 @@ def _at_least_two(exists: jax.Array) -> jax.Array:
     return exists & (masked.total(exists, exists, keepdims=True) > 1)
 
 
-def _left(reward: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _compared(reward: jax.Array, exists: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(exists, jnp.asarray(reward, jnp.float32), 0.0), exists
 
 

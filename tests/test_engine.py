@@ -393,7 +393,7 @@ def test_no_folder_is_left_of_an_engine_that_nobody_closes(tmp_path):
         parts.engine.draw(ASKS[:1], HOW, source(parts))
         folders = parts.engine._folders
         assert [*tmp_path.iterdir()] == folders
-        handover._left_over(folders, os.getpid() + 1)  # in a fork
+        handover._remove_all(folders, os.getpid() + 1)  # in a fork
         assert [*tmp_path.iterdir()] == folders
         del parts
         gc.collect()
@@ -447,7 +447,7 @@ def test_no_folder_is_left_of_an_engine_that_is_absent_or_closed(tmp_path):
     made = Absent()
     made._folder, made._wait, made.away = str(tmp_path), 600.0, 99
     threading.Timer(0.2, made.leave).start()
-    with pytest.raises(handover.LeftError, match="is not waited for"):
+    with pytest.raises(handover.ClosingError, match="is not waited for"):
         made.draw(ASKS, HOW, first)
 
 

@@ -208,7 +208,7 @@ def test_the_teacher_reads_a_sentence_wrongly_as_often_as_it_says(form):
         steps=(step,),
         aside=None,
         place=0,
-        asks=wp.LEFT[0],
+        asks=wp.IN_ALL[0],
         words={},
     )
     told = [wp.taught(made, i) for i in range(2000)]
@@ -400,7 +400,7 @@ def test_files_of_word_problems_hold_what_training_never_has(tmp_path):
 
     assert not any(map(wp.is_unseen, numbers("train") | numbers("forms")))
     assert any(map(wp.is_unseen, numbers("numbers")))
-    new = {n for n in wp.START + wp.LEFT if n.held_out}
+    new = {n for n in wp.START + wp.IN_ALL if n.held_out}
     shapes = [
         re.sub(
             r"{\w+}", r"\\w+", re.escape(f.text).replace("\\{", "{").replace("\\}", "}")

@@ -307,7 +307,7 @@ class Comparison:
                 saved.save(history["steps"][-1], state, {"history": history})
                 percent = _percent(history, experiment)
                 progress.note(
-                    percent, _progress_text(history) + clock.time_left(percent)
+                    percent, _progress_text(history) + clock.remaining(percent)
                 )
         return history
 
@@ -380,7 +380,7 @@ class _Clock:
         """Name of a program with its number."""
         return f"{name} ({self._number + 1} of {self._programs})"
 
-    def time_left(self, percent: float) -> str:
+    def remaining(self, percent: float) -> str:
         """Text of the time left; empty for the last, and before two evaluations."""
         now = time.monotonic()
         self._first = self._first or (now, percent)

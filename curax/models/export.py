@@ -25,7 +25,7 @@ from curax.settings import lock
 
 CARD = "README.md"
 # Not copied: weights, which would be untrained, and caches.
-LEFT = ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack", ".*")
+SKIP = ("*.safetensors", "*.bin", "*.pth", "*.pt", "*.gguf", "*.h5", "*.msgpack", ".*")
 
 
 def export(
@@ -283,11 +283,11 @@ def others(source: Path, only: Sequence[str] = ("*",)) -> list[Path]:
             the copy, or what is no file.
     """
     inside = (source.resolve(), source.resolve().parent.parent / "blobs")
-    left = shutil.ignore_patterns(*LEFT)
+    skipped = shutil.ignore_patterns(*SKIP)
     copies = []
     for folder, folders, names in os.walk(source):
-        folders[:] = sorted({*folders} - left(folder, folders))
-        for name in sorted({*names} - left(folder, names)):
+        folders[:] = sorted({*folders} - skipped(folder, folders))
+        for name in sorted({*names} - skipped(folder, names)):
             if not any(fnmatch.fnmatch(name, pattern) for pattern in only):
                 continue
             file = Path(folder, name)

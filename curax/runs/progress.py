@@ -136,7 +136,7 @@ class Progress:
 
     def note(self, done: float, note: str) -> None:
         """Show how much of a phase is done, any text, and the time left."""
-        self._show(done, note + self._left(done))
+        self._show(done, note + self._remaining(done))
 
     def evaluated(self, pass_rate: Any) -> None:
         """Set the held-out pass rate, shown from the next call on."""
@@ -157,7 +157,7 @@ class Progress:
         self._last = now, tokens
         self.note(done, note)
 
-    def _left(self, done: float) -> str:
+    def _remaining(self, done: float) -> str:
         """Text of the time left, by the mean seconds per step after the first call."""
         now, total = time.monotonic(), self._phase[-1]
         began, first = self._first = self._first or (now, done)

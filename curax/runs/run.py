@@ -18,7 +18,7 @@ from rich.console import Console
 
 from curax import hub
 from curax.config import Config, ConfigError
-from curax.handover import LeftError
+from curax.handover import ClosingError
 from curax.models import prompt_form
 from curax.processes import peers
 from curax.runs import (
@@ -484,7 +484,7 @@ class Run:
             try:
                 with self._times.timed("step"):
                     state, rows, shown = self._loop.advance(state, times)
-            except LeftError as error:  # what the chunk had begun is gone
+            except ClosingError as error:  # what the chunk had begun is gone
                 self._progress.say(f"{error}; steps since the last checkpoint are lost")
                 return False
             rows = [

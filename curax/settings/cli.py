@@ -221,7 +221,7 @@ class _Leaving:
     """
 
     def __init__(self):
-        self._ready, self._left = False, False
+        self._ready, self._abandoned = False, False
 
     def prepare(self) -> None:
         """To be called by a command that is the whole of its process, before JAX."""
@@ -233,11 +233,11 @@ class _Leaving:
         """Leave what JAX is doing when the process ends."""
         api: Any = sys.modules.get("jax._src.api")  # no public name
         if self._ready and hasattr(api, "clean_up"):
-            self._left = True
+            self._abandoned = True
             atexit.unregister(api.clean_up)
 
     def _exit(self) -> None:
-        if self._left:
+        if self._abandoned:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             os._exit(130)

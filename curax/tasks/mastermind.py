@@ -266,20 +266,20 @@ def best(words: Words, fits: np.ndarray, guesses: int) -> float:
     """
 
     @cache
-    def found(left: tuple[int, ...], k: int) -> int:
-        if k == 0 or not left:
+    def found(codes: tuple[int, ...], k: int) -> int:
+        if k == 0 or not codes:
             return 0
-        if k == 1 or len(left) == 1:
+        if k == 1 or len(codes) == 1:
             return 1
         most = 0
         for guess in range(words.first):
             classes: dict[int, list[int]] = {}
-            for code in left:
+            for code in codes:
                 if code != guess:
                     classes.setdefault(int(words.answers[guess, code]), []).append(code)
             whole = sum(found(tuple(part), k - 1) for part in classes.values())
-            most = max(most, whole + (guess in left))
-            if most == len(left):
+            most = max(most, whole + (guess in codes))
+            if most == len(codes):
                 break
         return most
 

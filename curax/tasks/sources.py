@@ -274,7 +274,7 @@ def scan(
     if broken:
         raise _joined(broken, counts)
     if not problems:
-        raise _nothing_left(records, counts, longest)
+        raise _nothing_usable(records, counts, longest)
     return ProblemSet(records, problems, top, digests, counts)
 
 
@@ -319,7 +319,7 @@ def _joined(
     return type(first)("\n".join(lines))
 
 
-def _nothing_left(
+def _nothing_usable(
     records: Records, counts: dict[str, int], longest: int
 ) -> SourceError:
     fixes = {

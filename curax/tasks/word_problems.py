@@ -87,7 +87,7 @@ ASIDE = (
     Form("{friend} has {b} {other}.", 0.9),
     Form("{name} is {b} years old.", 0.1, held_out=True),
 )
-LEFT = (
+IN_ALL = (
     Form("How many {thing} does {she} have now?", 0),
     Form("How many {thing} does {name} have in the end?", 0),
     Form("How many {thing} are there now?", 0, held_out=True),
@@ -288,7 +288,7 @@ def _attempt(
         steps=tuple(chosen),
         aside=Step("+", made.randint(2, LARGEST), pick(ASIDE)) if distracts else None,
         place=made.randint(0, len(chosen) + (not packs)),
-        asks=pick(EACH if shares else LEFT),
+        asks=pick(EACH if shares else IN_ALL),
         words=words | {"thing": thing, "other": other},
     )
 
