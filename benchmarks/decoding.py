@@ -91,12 +91,12 @@ def draws(
         tokens=jax.random.randint(jax.random.key(1), (groups, context), 0, vocab),
         mask=jnp.ones((groups, context), bool),
     )
-    plan = allocate.plan(jnp.full(groups, group), rows=group * groups)
+    asked = allocate.rows_to_draw(jnp.full(groups, group), rows=group * groups)
     end = tuple(range(max(1, vocab // mean))) if mean else ()
     how = rollout.Settings(
         max_tokens=tokens, end=end, pad=0, slots=slots, cache_bytes=cache_gib * 2**30
     )
-    args = params, seen, plan, jax.random.key(2)
+    args = params, seen, asked, jax.random.key(2)
     start = time.monotonic()
     jitted = jax.jit(partial(rollout.sample, policy, how=how))
     program = jitted.lower(*args).compile()
@@ -117,7 +117,7 @@ def print_moved(devices: int) -> None:
     )
     tokens = jnp.zeros((32, 512), jnp.int32)
     seen = Contexts(tokens=tokens, mask=jnp.ones(tokens.shape, bool))
-    plan = allocate.plan(jnp.full(32, GROUP), rows=32 * GROUP)
+    asked = allocate.rows_to_draw(jnp.full(32, GROUP), rows=32 * GROUP)
     made = mesh.make(Sizes(data=devices))
     assert made is not None
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
@@ -125,7 +125,7 @@ def print_moved(devices: int) -> None:
 
     def draw(params, key):
         how = rollout.Settings(max_tokens=64, end=(1,), pad=0, slots=64)
-        return rollout.sample(policy, params, seen, plan, key, how)
+        return rollout.sample(policy, params, seen, asked, key, how)
 
     with mesh.use(made):
         jitted = jax.jit(draw, in_shardings=(where, None))

@@ -128,8 +128,8 @@ def drawn(mean: float, most: int, groups: int, page: int) -> Drawn:
         pad=1,
         cache_bytes=8.0 * (SLOTS * most + CONTEXTS * PROMPT),
     )
-    plan = allocate.plan(jnp.full(CONTEXTS, groups), rows=CONTEXTS * groups)
-    draw = jax.jit(lambda key: rollout.sample(policy, {}, contexts, plan, key, how))
+    asked = allocate.rows_to_draw(jnp.full(CONTEXTS, groups), rows=CONTEXTS * groups)
+    draw = jax.jit(lambda key: rollout.sample(policy, {}, contexts, asked, key, how))
     rows = jax.device_get(draw(jax.random.key(0)))
     jax.effects_barrier()
     slots, active, own, held = np.array(turns, float).T

@@ -34,7 +34,7 @@ def measure(
 
     from benchmarks.recipe import config
     from curax import rollout, score
-    from curax.types import Contexts, Plan
+    from curax.types import Contexts, DrawRows
 
     recipe = config(work)
     task = recipe.task()
@@ -44,7 +44,7 @@ def measure(
     contexts = Contexts(tokens=prompts.tokens, mask=prompts.mask)
     row = jnp.arange(work.rows, dtype=jnp.int32)
     prompt = row // work.group_size
-    plan = Plan(
+    asked = DrawRows(
         prompt=prompt,
         slot=row % work.group_size,
         context=prompt,
@@ -67,7 +67,7 @@ def measure(
         "logits": score.logits,
     }
     found, rollouts = timed(
-        jax.jit(draw), params, contexts, plan, jax.random.key(1), repeats=repeats
+        jax.jit(draw), params, contexts, asked, jax.random.key(1), repeats=repeats
     )
     yield "rollout", found | {"ratio": 1.0}
     seconds = found["seconds"]

@@ -64,7 +64,9 @@ def arms(rows: int, tokens: int, width: int, layers: int) -> dict[str, Callable]
     prompts = max(rows // 8, 1)
     context = jax.random.randint(jax.random.key(1), (prompts, PROMPT), 0, VOCAB)
     contexts = Contexts(tokens=context, mask=jnp.ones(context.shape, bool))
-    plan = allocate.plan(jnp.full(prompts, rows // prompts, jnp.int32), rows=rows)
+    wanted = allocate.rows_to_draw(
+        jnp.full(prompts, rows // prompts, jnp.int32), rows=rows
+    )
     world = Environment(reset=reset, observe=observe)
     episodes = Episodes(environment=world, target=jnp.zeros(prompts), pad=0)
     plain = rollout.Settings(max_tokens=tokens, end=(VOCAB,), pad=0)
@@ -73,7 +75,7 @@ def arms(rows: int, tokens: int, width: int, layers: int) -> dict[str, Callable]
     )
 
     def draw(how: rollout.Settings, key: jax.Array):
-        return rollout.sample(model, params, contexts, plan, key, how)
+        return rollout.sample(model, params, contexts, wanted, key, how)
 
     hosted = environments.here(environments.from_jax(world, steps=tokens, pad=0))
     nothing: Any = None
@@ -100,7 +102,7 @@ def arms(rows: int, tokens: int, width: int, layers: int) -> dict[str, Callable]
             target=jnp.zeros(prompts),
         ),
         contexts=contexts,
-        plan=plan,
+        rows=wanted,
         key=jax.random.key(0),
         group=rows // prompts,
         how=dataclasses.replace(turns, episodes=None),

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from curax.arrays import checks
 from curax.arrays import counts as whole
 from curax.settings.config_types import Fraction, Magnitude, Natural, Positive
-from curax.types import Counts, Difficulty, Plan
+from curax.types import Counts, Difficulty, DrawRows
 
 
 @checks.contract(equal_groups=True)
@@ -532,7 +532,7 @@ def skip_dead(
 # ----- from counts to rows
 
 
-def plan(counts: jax.Array, *, rows: int) -> Plan:
+def rows_to_draw(counts: jax.Array, *, rows: int) -> DrawRows:
     """The rows that give prompt b its `counts[b]` completions, each in its own prompt.
 
     Args:
@@ -548,7 +548,7 @@ def plan(counts: jax.Array, *, rows: int) -> Plan:
     exists = row < end[-1]
     prompt = jnp.where(exists, prompt, 0)
     slot = jnp.where(exists, row - (end - counts)[prompt], 0)
-    return Plan(prompt=prompt, slot=slot, context=prompt, exists=exists)
+    return DrawRows(prompt=prompt, slot=slot, context=prompt, exists=exists)
 
 
 # ----- inside

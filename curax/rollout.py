@@ -42,7 +42,7 @@ from curax.arrays.slots import LoopInputs, Prefix, Stopping, drawn
 from curax.arrays.turns import Episodes
 from curax.monitors import confidence
 from curax.settings.config_types import present
-from curax.types import Contexts, Model, Plan, Rollouts
+from curax.types import Contexts, DrawRows, Model, Rollouts
 
 TOKENS = 2**13  # of completions whose confidence is computed at a time
 ENTRIES = 2**26  # of logits that exist at a time
@@ -62,7 +62,7 @@ class Settings:
         slots: completions decoded at a time; 0 means one per row.
         cache_bytes: that keys and values may take of a device; there are only as many
             slots or pages as it has room for, and other rows wait for one. 0: any.
-        stopping: ends prompts early; None draws all rows of the plan.
+        stopping: ends prompts early; None draws all rows.
         support: note what each token was drawn from; not at temperature 0.
         episodes: answers turns, and says which completions end with theirs; None: a
             completion ends with its first turn.
@@ -126,14 +126,14 @@ def sample(
     model: Model,
     params: Any,
     contexts: Contexts,
-    plan: Plan,
+    rows: DrawRows,
     key: jax.Array,
     how: Settings,
     *,
     prefix: Prefix | None = None,
     begun: jax.Array | None = None,
 ) -> Rollouts:
-    """Draw one completion for every row of the plan.
+    """Draw one completion for every row.
 
     The key of token t of a row is a function of `key`, its prompt, its slot and t. So
     neither the number of decoding slots nor the order of rows changes what is drawn.
@@ -143,13 +143,13 @@ def sample(
     With a stopping rule the rows of a prompt are opened `stopping.size` at a time, and
     the rule is tested on all of them when the last of a round has ended: never on the
     first to finish, which would favour short completions. Prompts do not wait for each
-    other. A prompt stops when the rule is met or when the plan has no more rows for it.
+    other. A prompt stops when the rule is met or when there are no more rows for it.
 
     Args:
         model: the policy.
         params: its parameters.
         contexts: `[C, P]`, what rows are conditioned on.
-        plan: `[N]` rows of at most C prompts; those that do not exist are not drawn.
+        rows: `[N]`, of at most C prompts; those that do not exist are not drawn.
         key: the step's key for this stage; or `[B]`, of each prompt, as `row_keys`.
         how: temperature, lengths, slots and so on.
         prefix: `prefill` of the contexts, if it is known already.
@@ -166,12 +166,12 @@ def sample(
         ConfigError: `how.cache_bytes` are too few for one row on each device.
     """
     max_tokens, stopping, slots = how.max_tokens, how.stopping, how.slots
-    rows, groups = plan.prompt.shape[0], contexts.tokens.shape[0]
+    count, groups = rows.prompt.shape[0], contexts.tokens.shape[0]
     # Before the loop, which would do it at every token.
     ready = model.ready(params) if model.ready else params
-    group = plan.prompt if stopping else plan.context
-    queue = Queue.of(plan, group, groups)
-    slots = min(slots or rows, rows)
+    group = rows.prompt if stopping else rows.context
+    queue = Queue.of(rows, group, groups)
+    slots = min(slots or count, count)
     if stopping:  # more than that are never open at a time
         slots = min(slots, groups * stopping.size)
     room = cache_sizes.Room(slots=slots)
@@ -188,16 +188,16 @@ def sample(
         room = where.room(slots, bound=bound, token=token, page=page)
     even = room.slots + -room.slots % queue.shards
     # Shards may have more rows than slots, so they refill them.
-    refills = bool(stopping or room.pages) or even < rows or queue.shards > 1
-    own = plan
+    refills = bool(stopping or room.pages) or even < count or queue.shards > 1
+    own = rows
     if queue.blocks > 1:
         order = queue.dealt()
-        context = plan.context[queue.at(queue.first)][order]
+        context = rows.context[queue.at(queue.first)][order]
         contexts = jax.tree.map(lambda leaf: leaf[context], contexts)
         prefix = prefix and prefix.take(context)
         group = jnp.argsort(order).astype(jnp.int32)[group]
-        queue = Queue.of(plan, group, groups)
-        own = dataclasses.replace(plan, context=group)
+        queue = Queue.of(rows, group, groups)
+        own = dataclasses.replace(rows, context=group)
     if prefix is None:
         prefix = prefill(model, params, contexts)
     if model.shared:
@@ -209,10 +209,10 @@ def sample(
         head=head,
         contexts=contexts,
         length=jnp.sum(contexts.mask, -1, dtype=jnp.int32),
-        plan=own,
+        rows=own,
         prefix=prefix.dealt(queue),
         queue=queue,
-        row_key=keys.row_keys(key, plan.prompt, plan.slot),
+        row_key=keys.row_keys(key, rows.prompt, rows.slot),
         begun=begun,
         max_tokens=max_tokens,
         end=how.end,
@@ -228,13 +228,13 @@ def sample(
         stopping=stopping,
         episodes=how.episodes,
         refills=refills,
-        sharing=stopping.size if stopping else max(1, rows // groups),
+        sharing=stopping.size if stopping else max(1, count // groups),
     )
-    table = drawn(fixed, even if refills else rows, room)
+    table = drawn(fixed, even if refills else count, room)
     # Every row that was opened was drawn: the loop ends when no slot has any left.
     place = jnp.argsort(queue.row) - queue.first[group]
-    exists = plan.exists & (place < table.opened[group])
-    out = dataclasses.replace(table.out, context=plan.context, exists=exists)
+    exists = rows.exists & (place < table.opened[group])
+    out = dataclasses.replace(table.out, context=rows.context, exists=exists)
     if how.episodes:
         turns = present(out.turns)
         turns = dataclasses.replace(turns, found=how.episodes.found(table.episode))

@@ -68,7 +68,7 @@ class Hints:
 
 
 @flax.struct.dataclass(kw_only=True)
-class Plan:
+class DrawRows:
     """Rows to draw. (prompt, slot) identifies a row; its position does not."""
 
     prompt: jax.Array  # [N] int32 in [0, B), the row's prompt; B is at most C

@@ -20,7 +20,7 @@ import numpy as np
 from curax import rollout
 from curax.arrays import supports
 from curax.models import pretrained
-from curax.types import Contexts, Plan
+from curax.types import Contexts, DrawRows
 
 WIDTH = 16  # tokens of a context at most
 
@@ -39,7 +39,7 @@ def sampler(sizes):
             model,
             params,
             Contexts(tokens=tokens, mask=mask),
-            Plan(prompt=one, slot=one, context=one, exists=jnp.ones(1, bool)),
+            DrawRows(prompt=one, slot=one, context=one, exists=jnp.ones(1, bool)),
             jax.random.key(seed),
             rollout.Settings(max_tokens=steps, end=end, pad=0, **dict(how)),
         )

@@ -1,4 +1,4 @@
-"""Budgets and plans, against definitions, brute force and the published vectors."""
+"""Budgets and rows, against definitions, brute force and the published vectors."""
 
 from fractions import Fraction
 from functools import cache, partial
@@ -848,7 +848,7 @@ def test_the_dead_are_skipped_until_something_changes():
     assert counts_of(strict, d, 48, 11).tolist() == [2, 2, 11, 11, 11, 11]
 
 
-# ----- uniform, plan
+# ----- uniform, rows_to_draw
 
 
 @pytest.mark.parametrize("prompts", [1, 3, 7])
@@ -862,12 +862,12 @@ def test_a_uniform_budget_is_spent_evenly_and_whole(prompts, budget):
     assert (np.diff(counts) <= 0).all()
 
 
-plan = jax.jit(partial(allocate.plan, rows=ROWS))
+rows_to_draw = jax.jit(partial(allocate.rows_to_draw, rows=ROWS))
 
 
 @given(hnp.arrays(np.int32, 4, elements=st.integers(0, 4)))
 def test_a_plan_is_its_definition(counts):
-    got = jax.device_get(plan(counts))
+    got = jax.device_get(rows_to_draw(counts))
     want = [(b, slot) for b in range(4) for slot in range(counts[b])]
     named = list(zip(got.prompt.tolist(), got.slot.tolist(), strict=True))
     assert named[: len(want)] == want

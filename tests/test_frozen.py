@@ -49,7 +49,7 @@ def test_the_bound_model_says_what_the_whole_one_says():
             frozen.over(LORA, rest),
             model_params,
             tiny.CONTEXTS,
-            tiny.PLAN,
+            tiny.ROWS,
             jax.random.key(0),
             tiny.settings(),
         )

@@ -17,7 +17,7 @@ from curax.arrays import grids
 B, G, ROWS = 4, 3, 14
 counts_ = hnp.arrays(np.int32, B, elements=st.integers(0, G))
 orders = st.permutations(range(ROWS)).map(np.array)
-plan = jax.jit(partial(allocate.plan, rows=ROWS))
+rows_to_draw = jax.jit(partial(allocate.rows_to_draw, rows=ROWS))
 index = jax.jit(partial(grids.index, shape=(B, G)))
 grid = jax.jit(grids.grid, static_argnames="fill")
 compact = jax.jit(grids.compact, static_argnames="rows")
@@ -25,8 +25,8 @@ last_of_each = jax.jit(grids.last_of_each, static_argnames="size")
 
 
 def rollouts(counts, order):
-    """Rows of a plan in any order; what does not exist has any name."""
-    rows = plan(counts)
+    """Rows in any order; what does not exist has any name."""
+    rows = rows_to_draw(counts)
     junk = np.arange(ROWS, dtype=np.int32)
     prompt = jnp.where(rows.exists, rows.prompt, junk % B)
     slot = jnp.where(rows.exists, rows.slot, junk % G)

@@ -175,7 +175,7 @@ class MadeUp(drivers.Traced):
         self.outcome, self.exists, self.orders = outcome, exists, orders
 
     def draw_and_grade(self, parts, state, request):
-        asked, there = request.plan.prompt, request.plan.exists
+        asked, there = request.rows.prompt, request.rows.exists
         wanted = jnp.zeros(B, bool).at[asked].max(there)
         level = jnp.max(request.level, where=wanted, initial=0)
         order = self.orders[level]

@@ -232,8 +232,8 @@ def simulated(config, rates):
         for level in range(1, how.levels + 1):
             now = hints.ask(parts, state, search)
             key_ = jax.random.fold_in(key, level)
-            plan = now.plan
-            asked = jnp.zeros(prompts, bool).at[plan.prompt].max(plan.exists)
+            drawn = now.rows
+            asked = jnp.zeros(prompts, bool).at[drawn.prompt].max(drawn.exists)
             rollouts, outcome = draw(key_, now.level, asked)
             graded = Graded.of(now, rollouts, outcome)
             search = hints.take(parts, search, now, graded)

@@ -217,7 +217,7 @@ def test_the_host_verifies_one_part_while_the_next_is_drawn():
     call = loop._drive.call
 
     def spied(function, parts, *args):
-        if function is draw.chunk_plan:
+        if function is draw.chunk_rows:
             begun[int(args[-1])].set()
         return call(function, parts, *args)
 

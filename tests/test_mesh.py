@@ -25,7 +25,7 @@ from curax.types import TrainState
 
 V = 12  # as 11, but it divides over two devices
 MODEL = tiny.model(vocab_size=V)
-PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=8)
+FEW = allocate.rows_to_draw(jnp.array([3, 1, 4]), rows=8)
 SHARDS = {  # of each parameter, on a mesh of 2 x 2 x 2
     "embed": ("tensor", "fsdp"),
     "head": ("tensor", "fsdp"),
@@ -245,7 +245,7 @@ def draw_and_differentiate(params):
         MODEL,
         params,
         tiny.CONTEXTS,
-        PLAN,
+        FEW,
         jax.random.key(1),
         tiny.settings(slots=4),
     )
@@ -297,8 +297,8 @@ def test_sampling_and_gradients_on_eight_devices_are_those_on_one():
 # ----- what moves between devices at every token
 
 CONTEXTS = tiny.left_padded((6, 3, 1, 5, 4, 6, 2, 6))
-ROWS = allocate.plan(jnp.full(8, 4), rows=32)
-UNEVEN = allocate.plan(jnp.array([12, 0, 1, 7, 3, 0, 2, 5]), rows=32)
+ROWS = allocate.rows_to_draw(jnp.full(8, 4), rows=32)
+UNEVEN = allocate.rows_to_draw(jnp.array([12, 0, 1, 7, 3, 0, 2, 5]), rows=32)
 RULE = rollout.Stopping(
     met=lambda outcome, exists: jnp.any(outcome > 0, -1),
     outcome=lambda prompt, tokens, mask: (tokens[:, 0] % 2).astype(jnp.float32),
@@ -324,10 +324,10 @@ def compiled(sizes, kv_heads, *, slots, cut=False, **options):
     return policy, where, program
 
 
-def drawn(policy, params, plan, key, **options):
-    """Completions of a plan over the contexts."""
+def drawn(policy, params, asked, key, **options):
+    """Completions of rows over the contexts."""
     how = tiny.settings(**options)
-    return rollout.sample(policy, params, CONTEXTS, plan, key, how)
+    return rollout.sample(policy, params, CONTEXTS, asked, key, how)
 
 
 def moved(program):
@@ -417,9 +417,9 @@ def test_pages_stay_where_they_are_and_change_nothing(sizes, kv_heads, stopping)
 def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads):
     policy, where, program = compiled(sizes, kv_heads, slots=8)
     params, key = tiny.random_params(policy), jax.random.key(5)
-    for plan in (ROWS, UNEVEN):
-        want = jax.jit(partial(drawn, policy))(params, plan, key)
-        tiny.agree(program(jax.device_put(params, where), plan, key), want)
+    for asked in (ROWS, UNEVEN):
+        want = jax.jit(partial(drawn, policy))(params, asked, key)
+        tiny.agree(program(jax.device_put(params, where), asked, key), want)
 
 
 # ----- what moves between devices in an update

@@ -70,7 +70,7 @@ def request(**options):
     return Request(
         prompts=prompts,
         contexts=tiny.CONTEXTS,
-        plan=tiny.PLAN,
+        rows=tiny.ROWS,
         key=test_rollout.KEY,
         group=4,
         how=turning.settings(episodes=None, **options),

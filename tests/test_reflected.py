@@ -153,7 +153,7 @@ def start():
 
 
 def rows(delimiter=DELIMITER, seed=0):
-    """Random completions, rows in any order; what the plan left out has no tokens.
+    """Random completions, rows in any order; what is not drawn has no tokens.
 
     Prompt 0 has four thoughts, 1 none that ends in two of its completions, 2 has no
     reference, of 3 one thought ends alone, and 4 said the same four times. One of

@@ -285,7 +285,7 @@ def test_what_an_allocator_asks_for_in_vain_is_counted():
     asked = StepRequest(
         prompts=unread,
         contexts=unread,
-        plan=None,
+        rows=None,
         key=unread,
         group=unread,
         how=unread,

@@ -146,15 +146,15 @@ def test_device_and_host_judge_the_chain_task_alike():
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     flat = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # uniform
     rows = jax.jit(
-        lambda plan: rollout.sample(
+        lambda asked: rollout.sample(
             policy,
             flat,
             hint.none(prompts),
-            plan,
+            asked,
             jax.random.key(0),
             rollout.Settings(max_tokens=3, end=TASK.end, pad=TASK.pad),
         )
-    )(allocate.plan(jnp.full(8, 3), rows=30))
+    )(allocate.rows_to_draw(jnp.full(8, 3), rows=30))
     # Some rows say what is right, of their own prompt or of another.
     right = prompts.target[rows.prompt]
     tokens = jnp.where(rows.slot[:, None] == 1, right, rows.tokens)

@@ -38,15 +38,15 @@ full_logits = jax.jit(partial(tiny.full_logits, tiny.MODEL))
 
 
 @jax.jit
-def traced(params, plan, key, temperature, top_p):
+def traced(params, asked, key, temperature, top_p):
     """The sampler with magnitudes that are arrays, and with a top-k."""
     how = tiny.settings(temperature=temperature, top_p=top_p, top_k=9)
-    return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, plan, key, how)
+    return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, asked, key, how)
 
 
 @cache
 def truncated():
-    return traced(tiny.params(), tiny.PLAN, KEY, *np.float32([0.7, 0.8]))
+    return traced(tiny.params(), tiny.ROWS, KEY, *np.float32([0.7, 0.8]))
 
 
 def log_softmax(rows, temperature=1.0):
@@ -101,7 +101,7 @@ def test_in_bfloat16_sampler_and_trainer_differ_by_less_than_a_fiftieth_of_a_nat
     # Measured: 5e-7 here, 2e-3 over wider random models; one flipped rounding does it.
     low = tiny.model(dtype=jnp.bfloat16)
     draw = jax.jit(partial(rollout.sample, low, how=tiny.settings(slots=3)))
-    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     assert rows.logp_policy.dtype == jnp.float32
     read = jax.jit(partial(update.logprobs, low, settings=update.Settings()))
     want = read(tiny.params(), tiny.CONTEXTS, rows.tokens, rows.mask, rows.context)
@@ -139,7 +139,7 @@ def test_rows_that_do_not_exist_draw_nothing(slots):
     assert absent.sum() == 2
     assert not rows.mask[absent].any()
     assert not rows.finished[absent].any()
-    nobody = dataclasses.replace(tiny.PLAN, exists=jnp.zeros(10, bool))
+    nobody = dataclasses.replace(tiny.ROWS, exists=jnp.zeros(10, bool))
     rows = tiny.sampler(slots)(tiny.params(), tiny.CONTEXTS, nobody, KEY)
     assert not rows.mask.any()
     assert (rows.tokens == tiny.PAD).all()
@@ -157,10 +157,10 @@ def test_a_bound_of_the_cache_makes_rows_wait_and_changes_nothing():
     bound = token * (3 * tiny.P + 3 * tiny.T) + token
     how = tiny.settings(cache_bytes=bound)
     draw = jax.jit(partial(rollout.sample, tiny.MODEL, how=how))
-    lowered = draw.lower(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    lowered = draw.lower(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     held = set(re.findall(rf"tensor<(\d+)x1x{tiny.T}x8xf32>", lowered.as_text()))
     assert held == {"3"}  # slots that have columns, of ten rows
-    got = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    got = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     jax.tree.map(np.testing.assert_array_equal, got, tiny.drawn(3))
     tiny.agree(got, tiny.drawn())
 
@@ -182,23 +182,23 @@ def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
 @pytest.mark.parametrize("slots", [0, 3])
 def test_permuted_rows_are_permuted_completions(slots):
     order = np.random.default_rng(0).permutation(10)
-    plan = reordered(tiny.PLAN, order)
-    got = tiny.sampler(slots)(tiny.params(), tiny.CONTEXTS, plan, KEY)
+    asked = reordered(tiny.ROWS, order)
+    got = tiny.sampler(slots)(tiny.params(), tiny.CONTEXTS, asked, KEY)
     tiny.agree(got, reordered(tiny.drawn(), order))
 
 
 def test_a_row_does_not_depend_on_which_others_are_drawn():
-    plan = allocate.plan(jnp.array([1, 6, 2]), rows=10)
-    got = tiny.sampler(3)(tiny.params(), tiny.CONTEXTS, plan, KEY)
-    # The rows of both plans, by their prompts and slots.
+    asked = allocate.rows_to_draw(jnp.array([1, 6, 2]), rows=10)
+    got = tiny.sampler(3)(tiny.params(), tiny.CONTEXTS, asked, KEY)
+    # The rows of both, by their prompts and slots.
     here, there = np.array([0, 1, 7, 8]), np.array([0, 3, 4, 5])
     tiny.agree(reordered(got, here), reordered(tiny.drawn(), there))
 
 
 def test_a_context_may_serve_several_prompts():
     # Prompts 0 and 1 share a context, so they differ by their keys alone.
-    plan = dataclasses.replace(tiny.PLAN, context=tiny.PLAN.prompt // 2 * 2)
-    got = tiny.sampler()(tiny.params(), tiny.CONTEXTS, plan, KEY)
+    asked = dataclasses.replace(tiny.ROWS, context=tiny.ROWS.prompt // 2 * 2)
+    got = tiny.sampler()(tiny.params(), tiny.CONTEXTS, asked, KEY)
     same = np.array([0, 1, 2, 4, 5, 6, 7, 8, 9])
     tiny.agree(reordered(got, same), reordered(tiny.drawn(), same))
     np.testing.assert_array_equal(got.context[:4], 0)
@@ -217,7 +217,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
 
     spied = dataclasses.replace(tiny.MODEL, features=spy)
     draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(slots=1)))
-    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     jax.effects_barrier()
     assert set(shapes) == {(3, tiny.P), (1, 1)}
     assert steps.count((3, tiny.P)) == 1
@@ -229,7 +229,7 @@ def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
 def test_sampling_maps_over_policies_and_keys():
     def draw(params, key):
         sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=3))
-        return sample(params, tiny.CONTEXTS, tiny.PLAN, key)
+        return sample(params, tiny.CONTEXTS, tiny.ROWS, key)
 
     weights = [jax.tree.map(lambda p, s=s: p * s, tiny.params()) for s in (1.0, 0.9)]
     keys = jax.random.split(KEY, 2)
@@ -237,7 +237,7 @@ def test_sampling_maps_over_policies_and_keys():
     got = jax.jit(jax.vmap(draw))(stacked, keys)
     assert (got.tokens[0] != got.tokens[1]).any()
     for i in range(2):
-        own = tiny.sampler(3)(weights[i], tiny.CONTEXTS, tiny.PLAN, keys[i])
+        own = tiny.sampler(3)(weights[i], tiny.CONTEXTS, tiny.ROWS, keys[i])
         tiny.agree(jax.tree.map(lambda leaf, i=i: leaf[i], got), own)
 
 
@@ -271,7 +271,7 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
 
     spied = dataclasses.replace(tiny.MODEL, features=spy)
     draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(slots=slots)))
-    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     jax.effects_barrier()
     tiny.agree(rows, tiny.drawn())
     want = np.asarray(logprobs(tiny.params(), rows, np.float32(1)))
@@ -304,7 +304,7 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
     for slots in (0, 3):  # all rows at a time, and rings that several use in turn
         sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
         draw = jax.jit(lambda *given, sample=sample: sample(*given))
-        rows = draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+        rows = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
         tiny.agree(rows, tiny.drawn())
 
 
@@ -316,7 +316,7 @@ def test_heads_side_by_side_change_nothing(monkeypatch):
 
     def draw():
         run = jax.jit(lambda *given: sample(*given))
-        return run(tiny.random_params(policy), tiny.CONTEXTS, tiny.PLAN, KEY)
+        return run(tiny.random_params(policy), tiny.CONTEXTS, tiny.ROWS, KEY)
 
     apart = draw()
     monkeypatch.setattr(lanes, "side_by_side", lambda *_: 2)
@@ -474,7 +474,7 @@ def test_shards_have_queues_of_about_equal_length_that_hold_every_row_once(
 
 # ----- stopping
 
-MOST, ALL = 6, allocate.plan(jnp.array([6, 0, 5]), rows=14)
+MOST, ALL = 6, allocate.rows_to_draw(jnp.array([6, 0, 5]), rows=14)
 SHALLOW = tiny.model(layers=1)  # what stops does not depend on the depth
 SOME_STOP = jax.random.key(7)  # draws that meet either rule early, of some prompts
 
@@ -601,10 +601,10 @@ def test_greedy_completions_are_the_argmax_of_a_full_forward():
 
 def test_first_tokens_are_distributed_as_the_softmax_at_the_temperature():
     each = 1500
-    plan = allocate.plan(jnp.full(3, each), rows=3 * each)
+    asked = allocate.rows_to_draw(jnp.full(3, each), rows=3 * each)
     options = {"max_tokens": 1, "temperature": 1.7}
     draw = jax.jit(partial(rollout.sample, tiny.MODEL, how=tiny.settings(**options)))
-    rows = draw(tiny.params(), tiny.CONTEXTS, plan, KEY)
+    rows = draw(tiny.params(), tiny.CONTEXTS, asked, KEY)
     first = np.asarray(rows.tokens).reshape(3, each)
     some = reordered(rows, np.arange(0, 3 * each, each))
     logp = log_softmax(some, 1.7)[:, 0]
@@ -793,7 +793,7 @@ def test_samplers_side_by_side_draw_what_each_draws_alone(slots):
     many = jax.tree.map(lambda p: jnp.stack([p, 1.5 * p]), tiny.params())
     draw = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
     both = jax.vmap(draw, in_axes=(0, None, None, None))
-    args = tiny.CONTEXTS, tiny.PLAN, KEY
+    args = tiny.CONTEXTS, tiny.ROWS, KEY
     got = jax.jit(both)(many, *args)
     steps = []
     for i in range(2):
@@ -828,7 +828,7 @@ def test_what_is_made_ready_for_decoding_changes_no_bit(dtype, options):
     params = tiny.random_params(policy)
     got, want = (
         jax.jit(partial(rollout.sample, one, how=tiny.settings()))(
-            params, tiny.CONTEXTS, tiny.PLAN, jax.random.key(1)
+            params, tiny.CONTEXTS, tiny.ROWS, jax.random.key(1)
         )
         for one in (policy, dataclasses.replace(policy, ready=None))
     )

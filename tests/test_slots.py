@@ -19,7 +19,7 @@ from curax.models import parts
 
 STEPS, TOKEN = 16, 2 * 2 * 8 * 4  # bytes of a token: k and v of two layers
 PREFIXES = 3 * tiny.P
-PLAN = allocate.plan(jnp.array([9, 3, 8]), rows=22)  # two rows do not exist
+ROWS = allocate.rows_to_draw(jnp.array([9, 3, 8]), rows=22)  # two rows do not exist
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def drawn(policy, tokens=0):
     room = bound(tokens) if tokens else 0.0
     how = tiny.settings(max_tokens=STEPS, end=(10,), cache_bytes=room)
     draw = jax.jit(partial(rollout.sample, policy, how=how))
-    return jax.device_get(draw(tiny.params(), tiny.CONTEXTS, PLAN, jax.random.key(3)))
+    return jax.device_get(draw(tiny.params(), tiny.CONTEXTS, ROWS, jax.random.key(3)))
 
 
 @pytest.mark.first(1)
@@ -71,7 +71,7 @@ def test_policies_with_pages_are_mapped_over(flushes):
 
     def draw(params):
         key = jax.random.key(3)
-        return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, PLAN, key, how)
+        return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, ROWS, key, how)
 
     stacked = jax.tree.map(lambda x: jnp.stack([0.5 * x, x]), tiny.params())
     got = jax.jit(jax.vmap(draw))(stacked)
@@ -82,7 +82,7 @@ def test_an_environment_forgets_what_begins_anew(flushes):
     def draw(room):
         made = turning.sampler(cache_bytes=room)
         key = jax.random.key(1)
-        return jax.device_get(made(tiny.params(), tiny.CONTEXTS, tiny.PLAN, key))
+        return jax.device_get(made(tiny.params(), tiny.CONTEXTS, tiny.ROWS, key))
 
     want, got = draw(0.0), draw(bound(20))
     jax.effects_barrier()

@@ -185,7 +185,7 @@ def draw_and_differentiate(form, params):
     """Rows, log-probs within what they were drawn from, and a gradient within it."""
     how = tiny.settings(slots=4, temperature=1.5, support=True, **FORMS[form])
     key = jax.random.key(1)
-    rows = rollout.sample(POLICY, params, tiny.CONTEXTS, tiny.PLAN, key, how)
+    rows = rollout.sample(POLICY, params, tiny.CONTEXTS, tiny.ROWS, key, how)
     batch = tiny.batch(
         rows.mask,
         rows.logp_behaviour,

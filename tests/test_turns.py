@@ -32,8 +32,8 @@ def sampler(slots):
 
 @cache
 def drawn(slots=0):
-    """What the tiny policy and its environment say to the tiny plan."""
-    made = sampler(slots)(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    """What the tiny policy and its environment say to the tiny rows."""
+    made = sampler(slots)(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     return jax.device_get(made)
 
 
@@ -45,8 +45,8 @@ def outcomes(rows):
 
 
 def naive(n):
-    """A row of the plan, token by token in Python, by whole forwards of the policy."""
-    prompt, slot = (int(x[n]) for x in (tiny.PLAN.prompt, tiny.PLAN.slot))
+    """A row, token by token in Python, by whole forwards of the policy."""
+    prompt, slot = (int(x[n]) for x in (tiny.ROWS.prompt, tiny.ROWS.slot))
     (own,) = keys.row_keys(KEY, jnp.array([prompt]), jnp.array([slot]))
     start = jax.random.fold_in(own, turns.RESET)
     world = turning.InPython(start, turning.TARGET[prompt])
@@ -120,7 +120,7 @@ def test_rows_are_read_a_token_a_step_whoever_wrote_them():
         return tiny.MODEL.features(params, tokens, *rest)
 
     spied = dataclasses.replace(tiny.MODEL, features=spy)
-    rows = turning.sampler(1, spied)(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+    rows = turning.sampler(1, spied)(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     jax.effects_barrier()
     assert set(shapes) == {(3, tiny.P), (1, 1)}
     assert steps.count((1, 1)) == rows.written.sum() > rows.mask.sum()
@@ -130,7 +130,7 @@ def test_rows_are_read_a_token_a_step_whoever_wrote_them():
 def test_policies_and_keys_are_mapped_over():
     def draw(params, key):
         how = turning.settings(slots=3)
-        return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, tiny.PLAN, key, how)
+        return rollout.sample(tiny.MODEL, params, tiny.CONTEXTS, tiny.ROWS, key, how)
 
     stacked = jax.tree.map(lambda x: jnp.stack([x, 0.9 * x]), tiny.params())
     got = jax.jit(jax.vmap(draw))(stacked, jnp.stack([KEY, KEY]))
@@ -151,7 +151,7 @@ def test_a_stopping_rule_goes_by_what_the_environment_gives():
 
     rule = rollout.Stopping(met=met, outcome=never, size=1, most=4)
     draw = turning.sampler(2, stopping=rule)
-    got = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY))
+    got = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY))
     wanted = np.zeros(10, bool)
     for b in range(3):
         own = np.flatnonzero(whole.exists & (whole.prompt == b))
@@ -323,7 +323,7 @@ def refusal(**fields):
     draw = partial(rollout.sample, tiny.MODEL, how=turning.settings(episodes=how))
     (name,) = fields
     with pytest.raises(ValueError, match=rf"^task\.environment\.{name} ") as caught:
-        jax.eval_shape(draw, tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY)
+        jax.eval_shape(draw, tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     return str(caught.value)
 
 
@@ -419,11 +419,11 @@ def test_a_teacher_who_says_what_the_policy_said_plays_what_the_sampler_drew(nam
     world = dataclasses.replace(turning.ENVIRONMENT, observe=observe)
     how = dataclasses.replace(turning.EPISODES, environment=world)
     draw = turning.sampler(episodes=how)
-    rows = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, tiny.PLAN, KEY))
+    rows = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY))
     said, length, room = map(jnp.asarray, said_by(rows))
-    own = keys.row_keys(KEY, tiny.PLAN.prompt, tiny.PLAN.slot)
+    own = keys.row_keys(KEY, tiny.ROWS.prompt, tiny.ROWS.slot)
     number = jnp.arange(len(own), dtype=jnp.int32)
-    target = {"world": how.begin(own, tiny.PLAN.prompt).state, "row": number}
+    target = {"world": how.begin(own, tiny.ROWS.prompt).state, "row": number}
 
     def play(state, tokens, length):
         after, seen = observe(state["world"], tokens, length)
@@ -459,7 +459,7 @@ def test_an_observation_that_says_it_is_longer_than_it_is_is_cut():
     how = dataclasses.replace(turning.EPISODES, environment=made)
     draw = turning.sampler(episodes=how, model=tiny.model(layers=1))
     params = test_rollout.unstopped()[0]
-    rows = draw(params, tiny.CONTEXTS, tiny.PLAN, KEY)
+    rows = draw(params, tiny.CONTEXTS, tiny.ROWS, KEY)
     gaps = rows.turns.observed.sum(-1)
     most = turning.WIDTH * rows.turns.count
     assert (np.asarray(gaps) <= np.asarray(most)).all()

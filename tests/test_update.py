@@ -27,7 +27,7 @@ SETTINGS = [(1, 0, 1), (2, 5, 3), (4, 8, 1), (8, 22, 2)]
 
 @cache
 def batch():
-    """The rows of the tiny plan that exist, one left over; the weight of each token."""
+    """The rows of the tiny rows that exist, one left over; the weight of each token."""
     rows = jax.tree.map(lambda leaf: leaf[:M], jax.device_get(tiny.drawn()))
     random = np.random.default_rng(0)
     noise = partial(random.normal, size=(M, tiny.T))

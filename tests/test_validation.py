@@ -76,8 +76,8 @@ def test_forms_are_counted_by_prompt_and_in_all_from_the_first_four_tokens():
         },
     )
     # The draw of held-out completions has the rows of a prompt side by side.
-    plan = allocate.plan(jnp.full(2, SAMPLES), rows=2 * SAMPLES)
-    np.testing.assert_array_equal(plan.prompt, np.repeat([0, 1], SAMPLES))
+    asked = allocate.rows_to_draw(jnp.full(2, SAMPLES), rows=2 * SAMPLES)
+    np.testing.assert_array_equal(asked.prompt, np.repeat([0, 1], SAMPLES))
 
 
 def test_of_many_seeds_each_has_its_own_forms():

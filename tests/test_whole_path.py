@@ -286,9 +286,9 @@ class Path:
 
     def listed(self):
         """All draws: the rows, and the chance `[S]` of each."""
-        plan = allocate.plan(jnp.asarray(self.counts()), rows=self.parts.rows)
-        prompt, slot = np.asarray(plan.prompt), np.asarray(plan.slot)
-        assert plan.exists.all()
+        asked = allocate.rows_to_draw(jnp.asarray(self.counts()), rows=self.parts.rows)
+        prompt, slot = np.asarray(asked.prompt), np.asarray(asked.slot)
+        assert asked.exists.all()
         every = np.array(list(product(range(ACTIONS), repeat=len(prompt))), np.int32)
         exists = np.ones(every.shape, bool)
         if self.config.stop:
@@ -662,9 +662,10 @@ def test_the_number_of_updates_does_not_depend_on_the_allocation():
     own = Path("gvm_raft_published", update=Update(minibatches=2, epochs=3))
     shares = [(n, 6 - n) for n in range(2, 5)]
     assert own.parts.train_rows == 6
-    plans = [allocate.plan(jnp.array(share), rows=6) for share in shares]
+    requests = [allocate.rows_to_draw(jnp.array(share), rows=6) for share in shares]
     prompt, slot = (
-        np.array([getattr(plan, name) for plan in plans]) for name in ("prompt", "slot")
+        np.array([getattr(asked, name) for asked in requests])
+        for name in ("prompt", "slot")
     )
     right = RIGHT[own.ids].argmax(-1).astype(np.int32)
     found = own(Rows(right[prompt], prompt, slot, np.True_))

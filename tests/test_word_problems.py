@@ -18,7 +18,7 @@ from curax.runs import policies
 from curax.settings.config_types import present
 from curax.tasks import byte_pairs, text
 from curax.tasks import word_problems as wp
-from curax.types import Contexts, Plan
+from curax.types import Contexts, DrawRows
 from curax.verify import graders
 
 seeds = st.integers(0, 2**32)
@@ -334,9 +334,9 @@ def greedy(model, params, task):
     contexts = Contexts(
         tokens=jnp.asarray(prompts.tokens), mask=jnp.asarray(prompts.mask)
     )
-    plan = Plan(prompt=count, slot=count * 0, context=count, exists=count >= 0)
+    asked = DrawRows(prompt=count, slot=count * 0, context=count, exists=count >= 0)
     draw = jax.jit(partial(rollout.sample, model, how=how))
-    return np.asarray(draw(params, contexts, plan, jax.random.key(0)).tokens)
+    return np.asarray(draw(params, contexts, asked, jax.random.key(0)).tokens)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ def left_padded(length: tuple[int, ...]) -> Contexts:
 
 
 CONTEXTS = left_padded((6, 3, 1))
-PLAN = allocate.plan(jnp.array([3, 1, 4]), rows=10)  # two rows do not exist
+ROWS = allocate.rows_to_draw(jnp.array([3, 1, 4]), rows=10)  # two rows do not exist
 SETTINGS = {"max_tokens": T, "end": END, "pad": PAD}
 
 
@@ -112,14 +112,14 @@ def compiled(slots, temperature):
 
 
 def sampler(slots=0, temperature=1.0):
-    """A compiled `(params, contexts, plan, key) -> rollouts` of the tiny model."""
+    """A compiled `(params, contexts, rows, key) -> rollouts` of the tiny model."""
     return compiled(slots, temperature)
 
 
 def drawn(slots=0, temperature=1.0):
-    """What the tiny policy says to the tiny plan."""
+    """What the tiny policy says to the tiny rows."""
     draw = sampler(slots, temperature)
-    return draw(params(), CONTEXTS, PLAN, jax.random.key(1))
+    return draw(params(), CONTEXTS, ROWS, jax.random.key(1))
 
 
 def rollouts(tokens, mask, **known):

@@ -51,7 +51,7 @@ settings = partial(tiny.settings, max_tokens=STEPS, end=END, episodes=EPISODES)
 
 
 def sampler(slots=0, model=tiny.MODEL, **options):
-    """A compiled `(params, contexts, plan, key) -> rollouts`."""
+    """A compiled `(params, contexts, rows, key) -> rollouts`."""
     how = settings(slots=slots, **options)
     return jax.jit(partial(rollout.sample, model, how=how))
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from curax.arrays.lines import dealt
 from curax.arrays.sharding import shard_rows, shards
-from curax.types import Plan
+from curax.types import DrawRows
 
 
 @flax.struct.dataclass(kw_only=True)
 class Queue:
-    """The rows of a plan that exist, group by group, and the shards that draw them.
+    """The rows to draw that exist, group by group, and the shards that draw them.
 
     A group is the rows of a context; with a stopping rule, of a prompt. The groups are
     cut into blocks, gcd(C, D) of them for D shards of slots. A block is that of one
@@ -28,10 +28,10 @@ class Queue:
     shards: int = flax.struct.field(pytree_node=False)  # D, 1 without a mesh
 
     @classmethod
-    def of(cls, plan: Plan, group: jax.Array, groups: int) -> "Queue":
-        """Queue of a plan, from the group in [0, C) of each row, `[N]`."""
-        order = (plan.slot, plan.prompt, group, ~plan.exists)
-        asked = plan.exists.astype(jnp.int32)
+    def of(cls, rows: DrawRows, group: jax.Array, groups: int) -> "Queue":
+        """Queue of rows, from the group in [0, C) of each row, `[N]`."""
+        order = (rows.slot, rows.prompt, group, ~rows.exists)
+        asked = rows.exists.astype(jnp.int32)
         wanted = jnp.zeros(groups, jnp.int32).at[group].add(asked)
         return cls(
             row=jnp.lexsort(order).astype(jnp.int32),

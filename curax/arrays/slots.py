@@ -16,7 +16,7 @@ from curax.arrays.queues import Queue
 from curax.arrays.sharding import constrain, shard_rows
 from curax.arrays.turns import Episodes, answered, nothing
 from curax.settings.config_types import present
-from curax.types import Contexts, Model, Plan, Rollouts, SharedCache
+from curax.types import Contexts, DrawRows, Model, Rollouts, SharedCache
 
 
 @flax.struct.dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class LoopInputs:
     head: jax.Array  # [V, D]
     contexts: Contexts  # [C, P]
     length: jax.Array  # [C] int32, their tokens
-    plan: Plan  # [N], its contexts as dealt
+    rows: DrawRows  # [N], its contexts as dealt
     prefix: Prefix  # [D, C / blocks], of the contexts, as dealt
     queue: Queue
     row_key: jax.Array  # [N] PRNG keys
@@ -94,7 +94,7 @@ class LoopInputs:
 
     def prefix_of(self, row: jax.Array) -> jax.Array:
         """`[K]` int32: index in its shard of each slot's prefix, from its row."""
-        return self.plan.context[row] % self.prefix.last.shape[1]
+        return self.rows.context[row] % self.prefix.last.shape[1]
 
     def first_features(self, row: jax.Array) -> jax.Array:
         """`[K, D]` features that predict the first tokens of rows `[K]`."""
@@ -134,34 +134,34 @@ class Table:
 
 
 def unwritten(
-    plan: Plan, steps: int, pad: int, kept: jax.ShapeDtypeStruct | None
+    rows: DrawRows, steps: int, pad: int, kept: jax.ShapeDtypeStruct | None
 ) -> Rollouts:
-    """Completions of a plan before their first token; `kept` as of `supports.shape`."""
-    rows = plan.prompt.shape[0]
-    zeros = jnp.zeros((rows, steps), jnp.float32)
+    """Completions of rows before their first token; `kept` as of `supports.shape`."""
+    count = rows.prompt.shape[0]
+    zeros = jnp.zeros((count, steps), jnp.float32)
     return Rollouts(
-        tokens=jnp.full((rows, steps), pad, jnp.int32),
-        mask=jnp.zeros((rows, steps), bool),
+        tokens=jnp.full((count, steps), pad, jnp.int32),
+        mask=jnp.zeros((count, steps), bool),
         logp_behaviour=zeros,
         logp_policy=zeros,
         entropy=zeros,
         score_sq_norm=zeros,
-        finished=jnp.zeros(rows, bool),
-        prompt=plan.prompt,
-        slot=plan.slot,
-        context=plan.context,
-        exists=plan.exists,
-        support=jnp.zeros((rows, steps, *kept.shape), kept.dtype) if kept else None,
+        finished=jnp.zeros(count, bool),
+        prompt=rows.prompt,
+        slot=rows.slot,
+        context=rows.context,
+        exists=rows.exists,
+        support=jnp.zeros((count, steps, *kept.shape), kept.dtype) if kept else None,
     )
 
 
 def blank(fixed: LoopInputs) -> tuple[Rollouts, Any]:
     """Completions and their episodes before the first token."""
-    plan, steps, episode = fixed.plan, fixed.max_tokens, None
-    out = unwritten(plan, steps, fixed.pad, fixed.support)
+    rows, steps, episode = fixed.rows, fixed.max_tokens, None
+    out = unwritten(rows, steps, fixed.pad, fixed.support)
     if fixed.episodes:
-        out = dataclasses.replace(out, turns=nothing(plan.prompt.shape[0], steps))
-        episode = fixed.episodes.begin(fixed.row_key, plan.prompt)
+        out = dataclasses.replace(out, turns=nothing(rows.prompt.shape[0], steps))
+        episode = fixed.episodes.begin(fixed.row_key, rows.prompt)
     return jax.tree.map(shard_rows, out), episode
 
 
@@ -171,7 +171,7 @@ def initial_table(fixed: LoopInputs, slots: int, room: cache_sizes.Room) -> Tabl
     Without refills there is a slot for each row.
     """
     queue, steps, rule = fixed.queue, fixed.max_tokens, fixed.stopping
-    rows, wanted = fixed.plan.prompt.shape[0], queue.wanted
+    count, wanted = fixed.rows.prompt.shape[0], queue.wanted
     out, episode = blank(fixed)
     row = queue.row[:slots] if not fixed.refills else jnp.zeros(slots, jnp.int32)
     table = Table(
@@ -179,8 +179,8 @@ def initial_table(fixed: LoopInputs, slots: int, room: cache_sizes.Room) -> Tabl
         written=jnp.full(steps, -steps, jnp.int32),
         opened=jnp.minimum(wanted, rule.size) if rule else wanted,
         started=jnp.zeros_like(queue.of_shards(wanted)),
-        done=jnp.zeros(rows, bool),
-        outcome=jnp.full(rows, jnp.nan, jnp.float32),
+        done=jnp.zeros(count, bool),
+        outcome=jnp.full(count, jnp.nan, jnp.float32),
         row=row,
         count=jnp.zeros(slots, jnp.int32),
         active=jnp.arange(slots) < (0 if fixed.refills else jnp.sum(wanted)),
@@ -255,8 +255,8 @@ def flushed(fixed: LoopInputs, table: Table) -> Table:
     What these had drawn is forgotten.
     """
     pages, waits = present(table.pages).flushed(table.cache, table.count, table.active)
-    row = jnp.where(waits, table.row, fixed.plan.prompt.shape[0])  # out: dropped
-    anew = jnp.zeros_like(fixed.plan.exists).at[row].set(True, mode="drop")
+    row = jnp.where(waits, table.row, fixed.rows.prompt.shape[0])  # out: dropped
+    anew = jnp.zeros_like(fixed.rows.exists).at[row].set(True, mode="drop")
 
     def forgotten(old, new):
         return jnp.where(anew.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
@@ -308,7 +308,7 @@ def decode(fixed: LoopInputs, width: int, table: Table, token: jax.Array) -> Tab
 
     The column is the oldest: no slot has as many tokens as there are columns.
     """
-    contexts, context = fixed.contexts, fixed.plan.context[table.row]
+    contexts, context = fixed.contexts, fixed.rows.context[table.row]
     if table.pages:
         column, written = table.time % width, table.written
         own = table.pages.seen(table.count, table.time)
@@ -372,13 +372,13 @@ def with_answers(
 
 def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
     """The table with ended rows graded, and rounds opened where the rule is not met."""
-    plan, queue, stopping = fixed.plan, fixed.queue, fixed.stopping
+    rows, queue, stopping = fixed.rows, fixed.queue, fixed.stopping
     assert stopping
-    row = jnp.where(ended, table.row, plan.prompt.shape[0])  # out: dropped
+    row = jnp.where(ended, table.row, rows.prompt.shape[0])  # out: dropped
     if turns := table.out.turns:
         verdict = turns.outcome[table.row]
     else:
-        prompt, out = plan.prompt[table.row], table.out
+        prompt, out = rows.prompt[table.row], table.out
         written = out.mask[table.row] & ended[:, None]  # nothing to ask of the others
         verdict = stopping.outcome(prompt, out.tokens[table.row], written)
     outcome = table.outcome.at[row].set(verdict, mode="drop")

@@ -232,9 +232,9 @@ def sampled(
     for word in jnp.moveaxis(words, -1, 0):
         keys = jax.vmap(jax.random.fold_in)(keys, word)
     request = draw.plain(prompts, spec.n, keys, spec.how)
-    plan = present(request.plan)
-    there = dataclasses.replace(plan, exists=exists[plan.prompt])
-    return dataclasses.replace(request, plan=there)
+    rows = present(request.rows)
+    there = dataclasses.replace(rows, exists=exists[rows.prompt])
+    return dataclasses.replace(request, rows=there)
 
 
 def greedy(

@@ -38,9 +38,9 @@ from curax.step.types import (
 )
 from curax.types import (
     Contexts,
+    DrawRows,
     Environment,
     Model,
-    Plan,
     PromptMemory,
     Prompts,
     Rollouts,
@@ -144,7 +144,7 @@ def ask(
     return StepRequest(
         prompts=prompts,
         contexts=contexts_of(parts, prompts),
-        plan=None,
+        rows=None,
         key=draw_key(state, number),
         group=sizes.group_size,
         how=to_train(parts),
@@ -193,7 +193,7 @@ def draw_key(state: TrainState, number: jax.Array) -> jax.Array:
 def allocated(
     parts: Components, request: StepRequest, wanted: jax.Array | None = None
 ) -> StepRequest:
-    """The request with a plan of the completions that the allocator gives prompts.
+    """The request with rows of the completions that the allocator gives prompts.
 
     Args:
         parts: components of the run.
@@ -204,8 +204,8 @@ def allocated(
     bounds = {"budget": parts.rows, "most": most}
     counts = stages.called(parts.config, "allocate", request.known, **bounds)
     drawn = counts if wanted is None else jnp.where(wanted, counts, 0)
-    plan = allocate.plan(drawn, rows=parts.rows)
-    return dataclasses.replace(request, counts=counts, plan=plan)
+    rows = allocate.rows_to_draw(drawn, rows=parts.rows)
+    return dataclasses.replace(request, counts=counts, rows=rows)
 
 
 def plain(
@@ -224,7 +224,7 @@ def plain(
     return Request(
         prompts=prompts,
         contexts=hint.none(prompts),
-        plan=allocate.plan(counts, rows=count * each),
+        rows=allocate.rows_to_draw(counts, rows=count * each),
         key=key,
         group=each,
         how=how,
@@ -239,7 +239,7 @@ def draw(parts: Subject, state: Weights, request: Request) -> Rollouts:
 
     An environment of the task answers their turns, whoever asks for them.
     Where the request stops, the rule is tested during sampling, with the task's
-    verifier as a JAX function; `round_plan` is for host verifiers.
+    verifier as a JAX function; `round_rows` is for host verifiers.
     """
     how = request.how
     if request.stops:
@@ -253,7 +253,7 @@ def draw(parts: Subject, state: Weights, request: Request) -> Rollouts:
         policy(parts, state),
         state.params,
         request.contexts,
-        present(request.plan),
+        present(request.rows),
         request.key,
         how,
         prefix=request.prefix,
@@ -278,29 +278,29 @@ def prefill(parts: Subject, state: Weights, request: Request) -> rollout.Prefix:
     return rollout.prefill(policy(parts, state), state.params, request.contexts)
 
 
-def chunk_plan(parts: Subject, request: Request, number: jax.Array) -> Plan:
-    """Plan of chunk `number` of a request: N / `request.chunks` rows.
+def chunk_rows(parts: Subject, request: Request, number: jax.Array) -> DrawRows:
+    """Rows of chunk `number` of a request: N / `request.chunks` of them.
 
     Completions equal the same rows of one draw: their keys are a function of prompt and
     slot.
     """
-    plan = present(request.plan)
-    size = plan.prompt.shape[0] // request.chunks
+    rows = present(request.rows)
+    size = rows.prompt.shape[0] // request.chunks
     return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), plan
+        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, number * size, size), rows
     )
 
 
-def round_plan(parts: Components, request: Request, pool: Graded | None) -> Plan:
-    """Plan of the next round, of prompts whose stopping rule is not met.
+def round_rows(parts: Components, request: Request, pool: Graded | None) -> DrawRows:
+    """Rows of the next round, of prompts whose stopping rule is not met.
 
     Completions equal those of `draw`, which tests the rule during sampling: keys are a
     function of prompt and slot.
     """
     sizes, stop = parts.config.sampling, present(parts.config.stop)
     drawn, counts = next_round(parts, request, pool)
-    plan = allocate.plan(counts, rows=sizes.prompts * stop.round_size)
-    return dataclasses.replace(plan, slot=plan.slot + drawn[plan.prompt])
+    rows = allocate.rows_to_draw(counts, rows=sizes.prompts * stop.round_size)
+    return dataclasses.replace(rows, slot=rows.slot + drawn[rows.prompt])
 
 
 def add_round(parts: Components, pool: Graded | None, new: Graded) -> Graded:
@@ -343,10 +343,10 @@ def next_round(
 
     A prompt draws until its rule is met or it has what the allocator gave it.
     """
-    stop, plan = present(parts.config.stop), present(request.plan)
-    there = plan.exists.astype(jnp.int32)
+    stop, rows = present(parts.config.stop), present(request.rows)
+    there = rows.exists.astype(jnp.int32)
     given = jnp.zeros(parts.config.sampling.prompts, jnp.int32)
-    most = jnp.minimum(given.at[plan.prompt].add(there), request.group)
+    most = jnp.minimum(given.at[rows.prompt].add(there), request.group)
     if pool is None:
         return jnp.zeros_like(most), jnp.minimum(stop.round_size, most)
     seen = pool.groups

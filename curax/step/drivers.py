@@ -380,8 +380,8 @@ class Hosted:
         """Draw in rounds, between which the stopping rule is tested."""
 
         def another(pool: Graded | None) -> Graded:
-            plan = self.call(draw.round_plan, parts, request, pool)
-            part = dataclasses.replace(request, plan=plan, stops=False, chunks=1)
+            rows = self.call(draw.round_rows, parts, request, pool)
+            part = dataclasses.replace(request, rows=rows, stops=False, chunks=1)
             new = self._graded(parts, part, [self.begin(parts, state, part)])
             return self.call(draw.add_round, parts, pool, new)
 
@@ -395,8 +395,8 @@ class Hosted:
             prefix = self.call_timed("rollout", draw.prefill, parts, state, request)
         begun = []
         for number in range(request.chunks):
-            plan = self.call(draw.chunk_plan, parts, request, jnp.int32(number))
-            part = dataclasses.replace(request, plan=plan, prefix=prefix, chunks=1)
+            rows = self.call(draw.chunk_rows, parts, request, jnp.int32(number))
+            part = dataclasses.replace(request, rows=rows, prefix=prefix, chunks=1)
             begun.append(self.begin(parts, state, part))
         return self._graded(parts, request, begun)
 

@@ -47,8 +47,8 @@ def draws(parts: Subject, request: Request) -> bool:
 
 def asked(parts: Components, request: Request) -> jax.Array:
     """`[N]` uint32, seeds of the rows: a function of key, prompt and slot."""
-    plan = present(request.plan)
-    each = keys.row_keys(request.key, plan.prompt, plan.slot)
+    rows = present(request.rows)
+    each = keys.row_keys(request.key, rows.prompt, rows.slot)
     return jax.vmap(jax.random.bits)(each)
 
 
@@ -63,10 +63,10 @@ def answered(
         EngineError: the engine draws nothing more.
     """
     version = max(int(state.step) - parts.config.sampling.ahead, 0)
-    seen, plan, seed = peers.fetch((request.contexts, present(request.plan), seed))
-    rows = np.flatnonzero(plan.exists)
+    seen, rows, seed = peers.fetch((request.contexts, present(request.rows), seed))
+    there = np.flatnonzero(rows.exists)
     contexts = [t[m].tolist() for t, m in zip(seen.tokens, seen.mask, strict=True)]
-    asks = [Ask(contexts[plan.context[n]], int(seed[n]) & 0x7FFFFFFF) for n in rows]
+    asks = [Ask(contexts[rows.context[n]], int(seed[n]) & 0x7FFFFFFF) for n in there]
     kept, vocabulary = room.kept_to_train(parts), parts.task.vocab_size
     how = Limits(
         max_tokens=request.how.max_tokens,
@@ -86,7 +86,7 @@ def answered(
     )
     drawn = present(parts.engine).draw(asks, how, source)
     given = blank(parts, request, len(seed), np)
-    for n, one in zip(rows, drawn.completions, strict=True):
+    for n, one in zip(there, drawn.completions, strict=True):
         if one is not None:
             count = len(one.tokens)
             given.tokens[n, :count], given.mask[n, :count] = one.tokens, True
@@ -130,14 +130,14 @@ def rollouts(
     trainer does, and `logp_behaviour` as the engine. Where kept sets are noted all are
     within them.
     """
-    plan, mask = present(request.plan), given.mask
+    rows, mask = present(request.rows), given.mask
     stats = update.token_stats(
         draw.policy(parts, state),
         state.params,
         request.contexts,
         given.tokens,
         mask,
-        plan.context,
+        rows.context,
         optimise.settings(parts.config),
         given.support,
     )
@@ -150,10 +150,10 @@ def rollouts(
         entropy=jnp.where(mask, stats.entropy, 0.0),
         score_sq_norm=jnp.where(mask, jnp.maximum(stats.score_sq_norm, 0.0), 0.0),
         finished=given.finished,
-        prompt=plan.prompt,
-        slot=plan.slot,
-        context=plan.context,
-        exists=plan.exists,
+        prompt=rows.prompt,
+        slot=rows.slot,
+        context=rows.context,
+        exists=rows.exists,
         support=given.support,
     )
     gaps = {

@@ -30,9 +30,9 @@ from curax.step.types import Request, Subject
 from curax.types import (
     Answer,
     Contexts,
+    DrawRows,
     HostEnvironment,
     Observation,
-    Plan,
     Prompts,
     Rollouts,
     Task,
@@ -161,16 +161,16 @@ def hosted(parts: Subject) -> HostEnvironment | None:
 
 def begun(parts: Subject, request: Request) -> tuple[Played, jax.Array]:
     """Completions before their first turn; `[N, 2]` uint32, keys of their episodes."""
-    plan, how = present(request.plan), request.how
+    asked, how = present(request.rows), request.how
     kept = room.kept_set(parts.model, how)
-    rows = slots.unwritten(plan, how.max_tokens, how.pad, kept)
+    rows = slots.unwritten(asked, how.max_tokens, how.pad, kept)
     none = turns.nothing(*rows.tokens.shape)
     zero = jnp.zeros(rows.exists.shape, jnp.int32)
     missing = jnp.full(zero.shape, jnp.nan, jnp.float32)
     found = dict.fromkeys(present(hosted(parts)).measures, missing)
     rows = dataclasses.replace(rows, turns=dataclasses.replace(none, found=found))
-    played = Played(rollouts=rows, count=zero, begun=zero, live=plan.exists)
-    each = keys.row_keys(request.key, plan.prompt, plan.slot)
+    played = Played(rollouts=rows, count=zero, begun=zero, live=asked.exists)
+    each = keys.row_keys(request.key, asked.prompt, asked.slot)
     each = jax.vmap(partial(jax.random.fold_in, data=turns.RESET))(each)
     return jax.tree.map(shard_rows, played), jax.random.key_data(each)
 
@@ -180,14 +180,14 @@ def turn(parts: Subject, state: Weights, request: Request, played: Played) -> Pl
 
     Those whose turn has ended are live, to be answered; others are cut off.
     """
-    rows, plan, count = played.rollouts, present(request.plan), played.count
+    rows, asked, count = played.rollouts, present(request.rows), played.count
     number, steps = rows.tokens.shape
     each = jnp.arange(number, dtype=jnp.int32)
     drawn = rollout.sample(
         draw.policy(parts, state),
         state.params,
-        so_far(request.contexts, plan, rows, count),
-        dataclasses.replace(plan, context=each, exists=played.live),
+        so_far(request.contexts, asked, rows, count),
+        dataclasses.replace(asked, context=each, exists=played.live),
         request.key,
         dataclasses.replace(request.how, stopping=None),
         begun=count,
@@ -211,10 +211,10 @@ def turn(parts: Subject, state: Weights, request: Request, played: Played) -> Pl
 
 
 def so_far(
-    contexts: Contexts, plan: Plan, rows: Rollouts, count: jax.Array
+    contexts: Contexts, asked: DrawRows, rows: Rollouts, count: jax.Array
 ) -> Contexts:
     """`[N, P + T]` contexts and the rows behind them, ending in the last column."""
-    prompt = jax.tree.map(lambda leaf: leaf[plan.context], contexts)
+    prompt = jax.tree.map(lambda leaf: leaf[asked.context], contexts)
     steps = rows.tokens.shape[1]
     here = jnp.arange(steps, dtype=jnp.int32)[None] < count[:, None]
     tokens = jnp.concatenate([prompt.tokens, rows.tokens], -1)

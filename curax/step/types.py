@@ -25,9 +25,9 @@ from curax.types import (
     Behaviour,
     Contexts,
     Difficulty,
+    DrawRows,
     Imitated,
     Model,
-    Plan,
     PromptMemory,
     Prompts,
     Rollouts,
@@ -111,7 +111,7 @@ class Request:
 
     prompts: Prompts  # B of them
     contexts: Contexts  # of the prompts, with hints where there are any
-    plan: Plan | None  # [N] rows to draw; None: not planned yet
+    rows: DrawRows | None  # [N] to draw; None: not allocated yet
     key: jax.Array  # random key of the draw; [B]: one for each prompt
     prefix: rollout.Prefix | None = None  # of the contexts, where it is known
     group: int = flax.struct.field(pytree_node=False)  # G, completions of a prompt

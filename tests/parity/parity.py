@@ -20,7 +20,7 @@ from curax import demo, evaluate, rollout
 from curax.models import pretrained, rotary
 from curax.models.export import export, export_adapter
 from curax.tasks import word_problems
-from curax.types import Contexts, Plan
+from curax.types import Contexts, DrawRows
 
 V, LENGTH, LONGER = 61, 24, 24
 SCALING = rotary.RopeScaling(factor=8.0, original_max_position_embeddings=16)
@@ -119,7 +119,7 @@ def test_greedy_continuations_are_theirs(name, folder):
         policy,
         policy.load(None),
         Contexts(tokens=jnp.asarray(TOKENS), mask=jnp.asarray(LEFT)),
-        Plan(prompt=count, slot=count * 0, context=count, exists=count >= 0),
+        DrawRows(prompt=count, slot=count * 0, context=count, exists=count >= 0),
         jax.random.key(0),
         rollout.Settings(max_tokens=LONGER, end=(V,), pad=0, temperature=0),
     )

@@ -135,7 +135,7 @@ def ask(
     return dataclasses.replace(
         plain(prompts, 1, jax.random.fold_in(key, number), sizes),
         contexts=contexts,
-        plan=allocate.plan(todo.astype(jnp.int32), rows=todo.shape[0]),
+        rows=allocate.rows_to_draw(todo.astype(jnp.int32), rows=todo.shape[0]),
     )
 
 
