@@ -152,7 +152,7 @@ def update_alone(work: Workload, chunk: int) -> dict[str, Any]:
             rollouts,
             tokens=jax.random.randint(key, rollouts.tokens.shape, 0, work.vocab_size),
             prompt=row // work.group_size,
-            slot=row % work.group_size,
+            member=row % work.group_size,
             context=row // work.group_size,
         )
         outcome = (row % 2).astype(jnp.float32)

@@ -46,7 +46,7 @@ def measure(
     prompt = row // work.group_size
     asked = DrawRows(
         prompt=prompt,
-        slot=row % work.group_size,
+        member=row % work.group_size,
         context=prompt,
         exists=jnp.ones(work.rows, bool),
     )

@@ -547,8 +547,8 @@ def rows_to_draw(counts: jax.Array, *, rows: int) -> DrawRows:
     prompt = jnp.searchsorted(end, row, side="right").astype(jnp.int32)
     exists = row < end[-1]
     prompt = jnp.where(exists, prompt, 0)
-    slot = jnp.where(exists, row - (end - counts)[prompt], 0)
-    return DrawRows(prompt=prompt, slot=slot, context=prompt, exists=exists)
+    member = jnp.where(exists, row - (end - counts)[prompt], 0)
+    return DrawRows(prompt=prompt, member=member, context=prompt, exists=exists)
 
 
 # ----- inside

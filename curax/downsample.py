@@ -237,7 +237,7 @@ def balanced(
         reward: `[..., G]` float, outcome of each completion; right above `threshold`.
         exists: as `max_variance`.
         m: as `max_variance`.
-        first: take the first of each class in slot order, the order of drawing, and not
+        first: take the first of each class, as they were drawn, and not
             a uniformly random part of it; static.
         threshold: largest reward of a wrong completion, in the units of `reward`.
 

@@ -59,7 +59,7 @@ class Ask(NamedTuple):
     """A completion to draw."""
 
     tokens: list[int]  # of its context
-    seed: int  # in [0, 2^31), of its prompt and slot
+    seed: int  # in [0, 2^31), of its prompt and member
 
 
 class Limits(NamedTuple):

@@ -135,7 +135,7 @@ def sample(
 ) -> Rollouts:
     """Draw one completion for every row.
 
-    The key of token t of a row is a function of `key`, its prompt, its slot and t. So
+    The key of token t of a row is a function of `key`, its prompt, its member and t. So
     neither the number of decoding slots nor the order of rows changes what is drawn.
     With an environment token t may be one of an observation, which is no part of the
     mask and has neither log-probs nor entropy.
@@ -212,7 +212,7 @@ def sample(
         rows=own,
         prefix=prefix.dealt(queue),
         queue=queue,
-        row_key=keys.row_keys(key, rows.prompt, rows.slot),
+        row_key=keys.row_keys(key, rows.prompt, rows.member),
         begun=begun,
         max_tokens=max_tokens,
         end=how.end,

@@ -69,10 +69,10 @@ class Hints:
 
 @flax.struct.dataclass(kw_only=True)
 class DrawRows:
-    """Rows to draw. (prompt, slot) identifies a row; its position does not."""
+    """Rows to draw. (prompt, member) identifies a row; its position does not."""
 
     prompt: jax.Array  # [N] int32 in [0, B), the row's prompt; B is at most C
-    slot: jax.Array  # [N] int32 in [0, G), the row's place in its group
+    member: jax.Array  # [N] int32 in [0, G), the row's place in its group
     context: jax.Array  # [N] int32 in [0, C), context of the row
     exists: jax.Array  # [N] bool, False on rows of the budget that are not used
 
@@ -111,7 +111,7 @@ class Rollouts:
     score_sq_norm: jax.Array  # [N, T] float32, |d logp_policy / d logits|^2, in [0, 2]
     finished: jax.Array  # [N] bool, False where max_tokens cut the completion off
     prompt: jax.Array  # [N] int32 in [0, B)
-    slot: jax.Array  # [N] int32 in [0, G)
+    member: jax.Array  # [N] int32 in [0, G)
     context: jax.Array  # [N] int32 in [0, C)
     exists: jax.Array  # [N] bool
     reward: jax.Array | None = None  # [N] float32, once they are graded: the weighted
@@ -431,7 +431,7 @@ class Turn(NamedTuple):
     """A turn of a completion, as the host asks an environment about it."""
 
     state: Any  # of the last answer; None: this turn is the first
-    key: int  # in [0, 2^64), a function of seed, step, prompt and slot
+    key: int  # in [0, 2^64), a function of seed, step, prompt and member
     target: Any  # of the prompt
     tokens: Any  # list of integers without padding, the end token included; or text
 

@@ -39,7 +39,7 @@ def sampler(sizes):
             model,
             params,
             Contexts(tokens=tokens, mask=mask),
-            DrawRows(prompt=one, slot=one, context=one, exists=jnp.ones(1, bool)),
+            DrawRows(prompt=one, member=one, context=one, exists=jnp.ones(1, bool)),
             jax.random.key(seed),
             rollout.Settings(max_tokens=steps, end=end, pad=0, **dict(how)),
         )

@@ -868,14 +868,16 @@ rows_to_draw = jax.jit(partial(allocate.rows_to_draw, rows=ROWS))
 @given(hnp.arrays(np.int32, 4, elements=st.integers(0, 4)))
 def test_a_plan_is_its_definition(counts):
     got = jax.device_get(rows_to_draw(counts))
-    want = [(b, slot) for b in range(4) for slot in range(counts[b])]
-    named = list(zip(got.prompt.tolist(), got.slot.tolist(), strict=True))
+    want = [(b, member) for b in range(4) for member in range(counts[b])]
+    named = list(zip(got.prompt.tolist(), got.member.tolist(), strict=True))
     assert named[: len(want)] == want
     np.testing.assert_array_equal(got.exists, np.arange(ROWS) < len(want))
     np.testing.assert_array_equal(got.context, got.prompt)
     # Rows that do not exist still index something that does.
     assert set(named[len(want) :]) <= {(0, 0)}
-    assert {got.prompt.dtype, got.slot.dtype, got.context.dtype} == {np.dtype("int32")}
+    assert {got.prompt.dtype, got.member.dtype, got.context.dtype} == {
+        np.dtype("int32")
+    }
 
 
 # ----- what few draws know

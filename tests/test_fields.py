@@ -553,7 +553,7 @@ class Seen:
             exists=every[:, 0],
             turns=None,
         )
-        rows.prompt = rows.slot = np.zeros(1, np.int32)
+        rows.prompt = rows.member = np.zeros(1, np.int32)
         names = ("entropy", "effective", "top", "within")
 
         def spread(kind, exists):

@@ -29,16 +29,16 @@ def rollouts(counts, order):
     rows = rows_to_draw(counts)
     junk = np.arange(ROWS, dtype=np.int32)
     prompt = jnp.where(rows.exists, rows.prompt, junk % B)
-    slot = jnp.where(rows.exists, rows.slot, junk % G)
+    member = jnp.where(rows.exists, rows.member, junk % G)
     tokens, mask = jnp.zeros((ROWS, 2), jnp.int32), jnp.ones((ROWS, 2), bool)
-    names = {"prompt": prompt, "slot": slot, "exists": rows.exists}
+    names = {"prompt": prompt, "member": member, "exists": rows.exists}
     rows = tiny.rollouts(tokens, mask, **names)
     return jax.tree.map(lambda leaf: leaf[order], rows)
 
 
 def named(rows):
-    """A value per row that tells its prompt and slot."""
-    return (10 * rows.prompt + rows.slot).astype(jnp.float32)
+    """A value per row that tells its prompt and member."""
+    return (10 * rows.prompt + rows.member).astype(jnp.float32)
 
 
 @given(counts_, orders)
@@ -98,7 +98,9 @@ def test_what_is_kept_is_compacted_alike_in_any_order_of_rows(counts, order):
 
 def test_a_row_outside_the_grid_is_dropped():
     rows = rollouts(np.int32([1, 1, 1, 1]), np.arange(ROWS))
-    outside = dataclasses.replace(rows, slot=jnp.where(rows.prompt == 2, G, rows.slot))
+    outside = dataclasses.replace(
+        rows, member=jnp.where(rows.prompt == 2, G, rows.member)
+    )
     np.testing.assert_array_equal(
         index(outside)[:, 0] < ROWS, [True, True, False, True]
     )

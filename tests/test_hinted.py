@@ -146,10 +146,10 @@ def at(place, tree):
 
 
 def made_up(level, wanted, exists, order):
-    """Rows of a draw: each names its level, prompt and slot."""
-    prompt, slot = order // G, order % G
-    name = (level * 100 + prompt * 10 + slot).astype(jnp.int32)
-    there = wanted[prompt] & exists[prompt, slot]
+    """Rows of a draw: each names its level, prompt and member."""
+    prompt, member = order // G, order % G
+    name = (level * 100 + prompt * 10 + member).astype(jnp.int32)
+    there = wanted[prompt] & exists[prompt, member]
     grid = jnp.broadcast_to(name[:, None], (B * G, T))
     value = grid.astype(jnp.float32)
     return Rollouts(
@@ -161,7 +161,7 @@ def made_up(level, wanted, exists, order):
         score_sq_norm=value / 1000,
         finished=name % 2 == 0,
         prompt=prompt,
-        slot=slot,
+        member=member,
         context=prompt,
         exists=there,
     )
@@ -180,7 +180,7 @@ class MadeUp(drivers.Traced):
         level = jnp.max(request.level, where=wanted, initial=0)
         order = self.orders[level]
         rows = made_up(level, wanted, self.exists[level], order)
-        outcome = self.outcome[level][rows.prompt, rows.slot]
+        outcome = self.outcome[level][rows.prompt, rows.member]
         return Graded.of(request, rows, outcome)
 
 
@@ -298,12 +298,12 @@ def test_the_search_is_the_algorithm_told_naively(most):
     moved = walked(outcome, orders=order, most=most)
     for i, step in enumerate(outcome):
         level, group, asked, opened, missing = told(step, most)
-        b, slot = np.arange(B)[:, None], np.arange(G)
+        b, member = np.arange(B)[:, None], np.arange(G)
         for got in (plain, moved):
             np.testing.assert_array_equal(got.level[i], level)
             np.testing.assert_array_equal(got.outcome[i], group)
             # Every completion of a group is of one draw, that of its level.
-            name = np.array(level)[:, None] * 100 + b * 10 + slot
+            name = np.array(level)[:, None] * 100 + b * 10 + member
             np.testing.assert_array_equal(got.tokens[i, ..., 0], name)
             told_ = {name: value[i] for name, value in got.metrics.items()}
             for k in range(1, L + 1):
@@ -458,7 +458,7 @@ class Told(drivers.Hosted):
             return graded
         rows = self.draws[-1][2]
         grid = np.asarray(self.script[len(self.draws) - 1], np.float32)
-        return replace(graded, outcome=jnp.asarray(grid[rows.prompt, rows.slot]))
+        return replace(graded, outcome=jnp.asarray(grid[rows.prompt, rows.member]))
 
 
 class Scripted(loops.Staged):

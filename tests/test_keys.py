@@ -38,25 +38,25 @@ def test_stage_keys_map_over_seeds():
 
 def test_row_keys_depend_on_prompt_and_slot_alone():
     key = jax.random.key(0)
-    prompt, slot = (i.reshape(-1) for i in np.indices((5, 4), np.int32))
-    rows = keys.row_keys(key, prompt, slot)
-    named = dict(zip(zip(prompt, slot, strict=True), map(data, rows), strict=True))
+    prompt, member = (i.reshape(-1) for i in np.indices((5, 4), np.int32))
+    rows = keys.row_keys(key, prompt, member)
+    named = dict(zip(zip(prompt, member, strict=True), map(data, rows), strict=True))
     assert len(set(named.values())) == 20  # so (1, 2) and (2, 1) differ too
     order = np.random.default_rng(0).permutation(20)[:7]
-    some = keys.row_keys(key, prompt[order], slot[order])
+    some = keys.row_keys(key, prompt[order], member[order])
     for n, row in zip(order, some, strict=True):
-        assert data(row) == named[prompt[n], slot[n]]
-    other = keys.row_keys(jax.random.key(1), prompt, slot)
+        assert data(row) == named[prompt[n], member[n]]
+    other = keys.row_keys(jax.random.key(1), prompt, member)
     assert not set(map(data, other)) & set(named.values())
 
 
 def test_a_row_of_a_prompt_with_a_key_of_its_own_depends_on_that_and_its_slot_alone():
-    prompt, slot = (i.reshape(-1) for i in np.indices((5, 4), np.int32))
+    prompt, member = (i.reshape(-1) for i in np.indices((5, 4), np.int32))
     own = jax.random.split(jax.random.key(0), 5)
-    rows = keys.row_keys(own, prompt, slot)
+    rows = keys.row_keys(own, prompt, member)
     assert len(set(map(data, rows))) == 20
     order = np.array([3, 0, 4])
-    again = keys.row_keys(own[order], prompt[:12], slot[:12])
+    again = keys.row_keys(own[order], prompt[:12], member[:12])
     for b, number in enumerate(order):
         for s in range(4):
             assert data(again[4 * b + s]) == data(rows[4 * number + s])

@@ -180,7 +180,7 @@ def rows(labels, exists, group):
     """Rows of a grid as a sampler leaves them, of one token."""
     place = jnp.arange(labels.size, dtype=jnp.int32)
     tokens = labels.reshape(-1, 1).astype(jnp.int32)
-    where = {"prompt": place // group, "slot": place % group}
+    where = {"prompt": place // group, "member": place % group}
     made = tiny.rollouts(tokens, exists.reshape(-1, 1), **where)
     return jax.tree.map(jnp.asarray, made)
 

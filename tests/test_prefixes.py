@@ -61,13 +61,13 @@ def test_the_first_right_completion_of_a_group_is_remembered_without_its_end(
     row = {
         (int(b), int(s)): n
         for n, (b, s) in enumerate(
-            zip(drawn.rollouts.prompt, drawn.rollouts.slot, strict=True)
+            zip(drawn.rollouts.prompt, drawn.rollouts.member, strict=True)
         )
     }
-    for b, slot in enumerate((1, None, 0, 1)):
+    for b, member in enumerate((1, None, 0, 1)):
         want = []
-        if slot is not None:
-            said = tokens[row[b, slot]][mask[row[b, slot]]]
+        if member is not None:
+            said = tokens[row[b, member]][mask[row[b, member]]]
             want = [t for t in said.tolist() if t not in parts.task.end]
         count = int(solved.length[ids[b]])
         assert solved.tokens[ids[b], :count].tolist() == want

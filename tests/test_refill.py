@@ -46,11 +46,11 @@ orders = st.lists(st.permutations(range(B * G)), min_size=ROUNDS, max_size=ROUND
 
 
 def sampled(attempt, order=range(B * G), first_ids=range(B)):
-    """What a draw gives: all that is said of a completion names its prompt and slot."""
+    """What a draw gives: all that is said of a completion names prompt and member."""
     ids = np.array(range(attempt * B, attempt * B + B) if attempt else first_ids)
     ids, row = np.int32(ids), np.array(order)
-    prompt, slot = np.int32(row // G), np.int32(row % G)
-    name = np.float32(ids[prompt] + slot / 10)
+    prompt, member = np.int32(row // G), np.int32(row % G)
+    name = np.float32(ids[prompt] + member / 10)
     grid = np.repeat(name[:, None], T, 1)
     asked = np.repeat(ids[:, None], 5, 1)
     everywhere = np.ones(asked.shape, bool)
@@ -58,19 +58,19 @@ def sampled(attempt, order=range(B * G), first_ids=range(B)):
         Prompts(tokens=asked, mask=everywhere, id=ids, target=(ids, asked)),
         Contexts(tokens=asked, mask=everywhere),
         tiny.rollouts(
-            tokens=np.stack([ids[prompt], slot], -1),
+            tokens=np.stack([ids[prompt], member], -1),
             mask=np.arange(T) <= (name % 2 > 1)[:, None],
             **dict(zip(tiny.FLOATS, (-grid, -grid, grid, grid), strict=True)),
             finished=name % 2 > 1,
             prompt=prompt,
-            slot=slot,
+            member=member,
         ),
     )
 
 
 def rows(outcomes, rollouts):
     """Outcomes of groups as outcomes of rows."""
-    return np.float32(outcomes)[rollouts.prompt, rollouts.slot]
+    return np.float32(outcomes)[rollouts.prompt, rollouts.member]
 
 
 STATE: Any = SimpleNamespace(seed=jnp.uint32(0), step=jnp.int32(0))
@@ -133,7 +133,7 @@ def test_every_row_of_a_place_comes_whole_from_one_prompt(outcomes, orders):
         got = drawn.rollouts
         # Places keep their rows.
         np.testing.assert_array_equal(got.prompt, np.array(orders[0]) // G)
-        np.testing.assert_array_equal(got.slot, np.array(orders[0]) % G)
+        np.testing.assert_array_equal(got.member, np.array(orders[0]) % G)
         np.testing.assert_array_equal(got.context, got.prompt)
         # What stands in them is what was said of the prompt that is there now.
         origin = [sampled(attempt) for attempt in range(count)]
@@ -143,7 +143,7 @@ def test_every_row_of_a_place_comes_whole_from_one_prompt(outcomes, orders):
             strict=True,
         ):
             np.testing.assert_array_equal(mine, np.concatenate(theirs)[ids])
-        row = ids[got.prompt] * G + got.slot
+        row = ids[got.prompt] * G + got.member
         for field in ("tokens", "mask", "logp_behaviour", "entropy", "finished"):
             whole = np.concatenate([getattr(new[2], field) for new in origin])
             np.testing.assert_array_equal(getattr(got, field), whole[row])

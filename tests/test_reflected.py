@@ -162,30 +162,30 @@ def rows(delimiter=DELIMITER, seed=0):
     random = np.random.default_rng(seed)
     n, size = B * G, len(delimiter)
     order = random.permutation(n)
-    prompt, slot = (order // G).astype(np.int32), (order % G).astype(np.int32)
+    prompt, member = (order // G).astype(np.int32), (order % G).astype(np.int32)
     tokens = random.integers(1, 7, (n, T)).astype(np.int32)
     # Thoughts without their delimiter: one is empty, one is all that is said.
     thought = np.where(
-        prompt > 1, random.integers(0, 3, n), np.array([0, 4, 1, 3])[slot]
+        prompt > 1, random.integers(0, 3, n), np.array([0, 4, 1, 3])[member]
     )
     thought = np.minimum(thought, T - size)
     length = random.integers(np.maximum(thought + size, 3), T + 1)
-    ends = (prompt != 3) | (slot == 2)
-    ends &= (prompt != 1) | (slot > 1)
+    ends = (prompt != 3) | (member == 2)
+    ends &= (prompt != 1) | (member > 1)
     for row in range(n):
         if ends[row]:
             tokens[row, thought[row] : thought[row] + size] = delimiter
     same = prompt == 4
     tokens[same], length[same] = tokens[same][0], length[same][0]
-    exists = (prompt != 3) | (slot != 1)
+    exists = (prompt != 3) | (member != 1)
     mask = (np.arange(T) < length[:, None]) & exists[:, None]
     # A delimiter behind the end is none.
-    cut = (prompt == 3) & (slot == 0)
+    cut = (prompt == 3) & (member == 0)
     length[cut], mask[cut] = 2, np.arange(T) < 2
     tokens[cut, 3 : 3 + size] = delimiter
     tokens = np.where(mask | cut[:, None], tokens, PAD)
-    known = {"prompt": prompt, "slot": slot, "exists": exists}
-    known["finished"] = exists & ((prompt > 0) | (slot != 3))
+    known = {"prompt": prompt, "member": member, "exists": exists}
+    known["finished"] = exists & ((prompt > 0) | (member != 3))
     return jax.tree.map(jnp.asarray, tiny.rollouts(tokens, mask, **known))
 
 
@@ -387,7 +387,7 @@ def test_a_step_ascends_what_its_formula_says(answers, direct, length_weight):
     missing = int(np.isnan(value).sum() - (~np.asarray(rollouts.exists)).sum())
     assert told["outcome/missing"] == missing
     on_grid = np.zeros((B, G))
-    on_grid[np.asarray(rollouts.prompt), np.asarray(rollouts.slot)] = whole
+    on_grid[np.asarray(rollouts.prompt), np.asarray(rollouts.member)] = whole
     close(credit, on_grid, rtol=1e-3, atol=1e-5)
     assert not np.asarray(credit)[2:].any()  # exactly: nothing to compare, or all alike
     assert scored.certainty.flat.tolist() == [False, False, True, True, True]
@@ -444,7 +444,7 @@ def scoring(baseline=None):
 def test_a_log_prob_that_is_not_finite_drops_its_completion_and_no_other():
     """P15: one thought has a token whose embedding is broken."""
     rollouts, scorer = rows(), start().methods[references.NAME]
-    row = int(np.flatnonzero((rollouts.prompt == 0) & (rollouts.slot == 1))[0])
+    row = int(np.flatnonzero((rollouts.prompt == 0) & (rollouts.member == 1))[0])
     tokens = jnp.where(rollouts.tokens == RARE, 5, rollouts.tokens)
     said = replace(rollouts, tokens=tokens)
     never = replace(said, mask=rollouts.mask.at[row, -1].set(False))  # it never ends
@@ -453,7 +453,7 @@ def test_a_log_prob_that_is_not_finite_drops_its_completion_and_no_other():
     outcome, got = scoring()(broken, seen)
     want_outcome, want = scoring()(scorer, never)
     assert np.isnan(outcome[row])
-    assert np.isfinite(outcome[(rollouts.prompt == 0) & (rollouts.slot != 1)]).all()
+    assert np.isfinite(outcome[(rollouts.prompt == 0) & (rollouts.member != 1)]).all()
     close(outcome, want_outcome)
     close(got.reward, want.reward)
     assert np.isfinite(got.reward).all()

@@ -157,15 +157,15 @@ def test_device_and_host_judge_the_chain_task_alike():
     )(allocate.rows_to_draw(jnp.full(8, 3), rows=30))
     # Some rows say what is right, of their own prompt or of another.
     right = prompts.target[rows.prompt]
-    tokens = jnp.where(rows.slot[:, None] == 1, right, rows.tokens)
-    tokens = jnp.where(rows.slot[:, None] == 2, jnp.roll(right, 3, 0), tokens)
+    tokens = jnp.where(rows.member[:, None] == 1, right, rows.tokens)
+    tokens = jnp.where(rows.member[:, None] == 2, jnp.roll(right, 3, 0), tokens)
     rows = dataclasses.replace(rows, tokens=tokens, mask=tokens != TASK.pad)
     got = np.asarray(jax.jit(lambda p, r: reward.on_device(TASK, p, r))(prompts, rows))
     want = reward.on_host(HOST, *jax.device_get((prompts, rows))).outcome
     exists = np.asarray(rows.exists)
     np.testing.assert_array_equal(got[exists], want[exists])
     assert np.isnan(want[~exists]).all()
-    assert got[exists & (np.asarray(rows.slot) == 1)].all()
+    assert got[exists & (np.asarray(rows.member) == 1)].all()
     assert 8 <= got[exists].sum() < 20
 
 

@@ -46,8 +46,8 @@ def outcomes(rows):
 
 def naive(n):
     """A row, token by token in Python, by whole forwards of the policy."""
-    prompt, slot = (int(x[n]) for x in (tiny.ROWS.prompt, tiny.ROWS.slot))
-    (own,) = keys.row_keys(KEY, jnp.array([prompt]), jnp.array([slot]))
+    prompt, member = (int(x[n]) for x in (tiny.ROWS.prompt, tiny.ROWS.member))
+    (own,) = keys.row_keys(KEY, jnp.array([prompt]), jnp.array([member]))
     start = jax.random.fold_in(own, turns.RESET)
     world = turning.InPython(start, turning.TARGET[prompt])
     tokens, mask, logp, gains, turn, done = [], [], [], [], [], False
@@ -421,7 +421,7 @@ def test_a_teacher_who_says_what_the_policy_said_plays_what_the_sampler_drew(nam
     draw = turning.sampler(episodes=how)
     rows = jax.device_get(draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY))
     said, length, room = map(jnp.asarray, said_by(rows))
-    own = keys.row_keys(KEY, tiny.ROWS.prompt, tiny.ROWS.slot)
+    own = keys.row_keys(KEY, tiny.ROWS.prompt, tiny.ROWS.member)
     number = jnp.arange(len(own), dtype=jnp.int32)
     target = {"world": how.begin(own, tiny.ROWS.prompt).state, "row": number}
 

@@ -331,7 +331,7 @@ def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_subsets():
     """Of four completions; one without a grade is in no pair, one of .7 is right."""
     held = parts()
     held.config = replace(held.config, evaluation=Evaluation(prompts=2, samples=4, k=2))
-    drawn = SimpleNamespace(prompt=np.arange(8) // 4, slot=np.arange(8) % 4)
+    drawn = SimpleNamespace(prompt=np.arange(8) // 4, member=np.arange(8) % 4)
     right = np.array([1, 0, 0, 0, 1, 0.7, np.nan, 0.5], np.float32)
     got = validation.pass_at_k(held, drawn, np.stack([right, np.full(8, np.nan)]))
     close(got["eval/pass_at_2"], [(1 / 2 + 1) / 2, np.nan])
@@ -340,10 +340,10 @@ def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_subsets():
 
 def test_the_rate_of_a_run_of_which_nothing_was_graded_is_unknown():
     """Without a warning of numpy; of a prompt without a grade there is no rate."""
-    drawn = SimpleNamespace(prompt=np.arange(4) // 2, slot=np.arange(4) % 2)
+    drawn = SimpleNamespace(prompt=np.arange(4) // 2, member=np.arange(4) % 2)
     outcome = np.array([[1, 0, np.nan, np.nan], [np.nan] * 4], np.float32)
     lanes: Any = SimpleNamespace(parts=parts(), magnitudes=None)
-    one = SimpleNamespace(prompt=np.arange(2), slot=np.zeros(2, int))
+    one = SimpleNamespace(prompt=np.arange(2), member=np.zeros(2, int))
     lanes._examined = lambda *_: [(drawn, outcome), (one, outcome[:, 1:3])]
     state: Any = None
     close(loops.Lanes.pass_rates(lanes, state), [[0.5, np.nan], [0, np.nan]])

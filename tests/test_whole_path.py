@@ -161,10 +161,10 @@ class Rows:
     `judge` is the prompt that a row is graded as, its own unless something is wrong.
     """
 
-    def __init__(self, tokens, prompt, slot, exists):
-        self.tokens, self.prompt, self.slot, self.exists = (
+    def __init__(self, tokens, prompt, member, exists):
+        self.tokens, self.prompt, self.member, self.exists = (
             np.broadcast_to(array, tokens.shape)
-            for array in (tokens, prompt, slot, exists)
+            for array in (tokens, prompt, member, exists)
         )
         self.judge = self.prompt
 
@@ -172,7 +172,7 @@ class Rows:
         return {name: jnp.asarray(values) for name, values in vars(self).items()}
 
     def but(self, **changes):
-        changed = Rows(self.tokens, self.prompt, self.slot, self.exists)
+        changed = Rows(self.tokens, self.prompt, self.member, self.exists)
         vars(changed).update(changes)
         return changed
 
@@ -221,7 +221,7 @@ class Path:
             score_sq_norm=square,
             finished=rows["exists"],
             prompt=rows["prompt"],
-            slot=rows["slot"],
+            member=rows["member"],
             context=rows["prompt"],
             exists=rows["exists"],
             support=noted if sizes.replay_support else None,
@@ -287,7 +287,7 @@ class Path:
     def listed(self):
         """All draws: the rows, and the chance `[S]` of each."""
         asked = allocate.rows_to_draw(jnp.asarray(self.counts()), rows=self.parts.rows)
-        prompt, slot = np.asarray(asked.prompt), np.asarray(asked.slot)
+        prompt, member = np.asarray(asked.prompt), np.asarray(asked.member)
         assert asked.exists.all()
         every = np.array(list(product(range(ACTIONS), repeat=len(prompt))), np.int32)
         exists = np.ones(every.shape, bool)
@@ -297,7 +297,7 @@ class Path:
                 exists[:, prompt == b] = stopped(self.config, right[:, prompt == b])
         chance = self.drawn_from()[self.ids[prompt], every].prod(-1)
         close(chance.sum(), 1, rtol=1e-12)
-        return Rows(every, prompt, slot, exists), chance
+        return Rows(every, prompt, member, exists), chance
 
 
 def stopped(config, right):
@@ -330,7 +330,7 @@ def gridded(rows, values, shape, fill):
     """`[S, B, G]`, by name."""
     grid = np.full((len(rows.tokens), *shape), fill, values.dtype)
     step, row = rows.exists.nonzero()
-    grid[step, rows.prompt[step, row], rows.slot[step, row]] = values[step, row]
+    grid[step, rows.prompt[step, row], rows.member[step, row]] = values[step, row]
     return grid
 
 
@@ -380,25 +380,25 @@ def test_the_mean_change_of_the_parameters_is_w_grad_p(recipe):
 @pytest.mark.first(3)
 @for_every_recipe
 def test_what_trains_trains_once_and_with_its_own_credit(recipe):
-    """L24: every (prompt, slot) that is kept is one row, and no row stands for two."""
+    """L24: each (prompt, member) that is kept is one row, and no row stands for two."""
     rows, _, found = walked(recipe)
     row, used, credit = (found.trained[k] for k in ("row", "used", "credit"))
     assert row.shape[-1] == path(recipe).parts.train_rows
     step, place = used.nonzero()
     row = row[step, place]
     assert rows.exists[step, row].all()
-    prompt, slot = rows.prompt[step, row], rows.slot[step, row]
+    prompt, member = rows.prompt[step, row], rows.member[step, row]
     times = np.zeros(found.keep.shape, int)
-    np.add.at(times, (step, prompt, slot), 1)
+    np.add.at(times, (step, prompt, member), 1)
     np.testing.assert_array_equal(times, found.keep)
-    np.testing.assert_array_equal(credit[used], found.credit[step, prompt, slot])
+    np.testing.assert_array_equal(credit[used], found.credit[step, prompt, member])
     assert not credit[~used].any()
     assert found.keep.any()
 
 
 @for_every_recipe
 def test_the_places_of_rows_change_nothing(recipe):
-    """P3: rows are found by prompt and slot."""
+    """P3: rows are found by prompt and member."""
     rows, _, found = walked(recipe)
     order = np.random.default_rng(1).random(rows.tokens.shape).argsort(-1)
     moved = path(recipe)(rows.moved(order))
@@ -663,12 +663,12 @@ def test_the_number_of_updates_does_not_depend_on_the_allocation():
     shares = [(n, 6 - n) for n in range(2, 5)]
     assert own.parts.train_rows == 6
     requests = [allocate.rows_to_draw(jnp.array(share), rows=6) for share in shares]
-    prompt, slot = (
+    prompt, member = (
         np.array([getattr(asked, name) for asked in requests])
-        for name in ("prompt", "slot")
+        for name in ("prompt", "member")
     )
     right = RIGHT[own.ids].argmax(-1).astype(np.int32)
-    found = own(Rows(right[prompt], prompt, slot, np.True_))
+    found = own(Rows(right[prompt], prompt, member, np.True_))
     np.testing.assert_array_equal(found.updates, 2 * 3)
     np.testing.assert_array_equal(found.trained["used"].sum(-1), 6)
     np.testing.assert_array_equal(found.keep.sum(-1), shares)

@@ -334,7 +334,7 @@ def greedy(model, params, task):
     contexts = Contexts(
         tokens=jnp.asarray(prompts.tokens), mask=jnp.asarray(prompts.mask)
     )
-    asked = DrawRows(prompt=count, slot=count * 0, context=count, exists=count >= 0)
+    asked = DrawRows(prompt=count, member=count * 0, context=count, exists=count >= 0)
     draw = jax.jit(partial(rollout.sample, model, how=how))
     return np.asarray(draw(params, contexts, asked, jax.random.key(0)).tokens)
 

@@ -126,7 +126,7 @@ def rollouts(tokens, mask, **known):
     """Rows of one prompt as a sampler leaves them; all that is not `known` is 0."""
     there = mask.any(-1)
     rows = {"finished": there, "exists": there, "prompt": np.zeros(len(mask), np.int32)}
-    rows |= {"slot": np.arange(len(mask), dtype=np.int32)} | known
+    rows |= {"member": np.arange(len(mask), dtype=np.int32)} | known
     rows = dict.fromkeys(FLOATS, np.zeros(mask.shape, np.float32)) | rows
     return Rollouts(tokens=tokens, mask=mask, **{"context": rows["prompt"]} | rows)
 

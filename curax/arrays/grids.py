@@ -1,6 +1,6 @@
 """Conversion between rows `[N, ...]` of tokens and grids `[B, G, ...]` of outcomes.
 
-Only `curax.step` calls these. A row is found by its (prompt, slot), never by position.
+Only `curax.step` calls these. Rows are found by (prompt, member), never by position.
 """
 
 from typing import Any
@@ -12,12 +12,12 @@ from curax.types import Rollouts
 
 
 def index(rollouts: Rollouts, shape: tuple[int, int]) -> jax.Array:
-    """`[B, G]` int32: the row of each (prompt, slot); N where there is none."""
+    """`[B, G]` int32: the row of each (prompt, member); N where there is none."""
     rows = rollouts.prompt.shape[0]
     prompt = jnp.where(rollouts.exists, rollouts.prompt, shape[0])  # out: dropped
     row = jnp.arange(rows, dtype=jnp.int32)
     empty = jnp.full(shape, rows, jnp.int32)
-    return empty.at[prompt, rollouts.slot].set(row, mode="drop")
+    return empty.at[prompt, rollouts.member].set(row, mode="drop")
 
 
 def grid(values: jax.Array, index: jax.Array, *, fill: Any) -> jax.Array:

@@ -20,15 +20,15 @@ def stage_key(seed: jax.Array, step: jax.Array, stage: str) -> jax.Array:
     return jax.random.fold_in(key, step)
 
 
-def row_keys(key: jax.Array, prompt: jax.Array, slot: jax.Array) -> jax.Array:
-    """`[N]` keys, each a function of `key` and the row's (prompt, slot) alone.
+def row_keys(key: jax.Array, prompt: jax.Array, member: jax.Array) -> jax.Array:
+    """`[N]` keys, each a function of `key` and the row's (prompt, member) alone.
 
     Args:
         key: `[]`; or `[B]`, the key of each prompt, whose number then changes nothing.
         prompt: `[N]` int32 in [0, B).
-        slot: `[N]` int32.
+        member: `[N]` int32.
     """
     fold = jax.vmap(jax.random.fold_in)
     if key.ndim:
         key, prompt = key[prompt], jax.numpy.zeros_like(prompt)
-    return fold(fold(jax.numpy.broadcast_to(key, prompt.shape), prompt), slot)
+    return fold(fold(jax.numpy.broadcast_to(key, prompt.shape), prompt), member)

@@ -30,7 +30,7 @@ class Queue:
     @classmethod
     def of(cls, rows: DrawRows, group: jax.Array, groups: int) -> "Queue":
         """Queue of rows, from the group in [0, C) of each row, `[N]`."""
-        order = (rows.slot, rows.prompt, group, ~rows.exists)
+        order = (rows.member, rows.prompt, group, ~rows.exists)
         asked = rows.exists.astype(jnp.int32)
         wanted = jnp.zeros(groups, jnp.int32).at[group].add(asked)
         return cls(

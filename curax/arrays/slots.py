@@ -148,7 +148,7 @@ def unwritten(
         score_sq_norm=zeros,
         finished=jnp.zeros(count, bool),
         prompt=rows.prompt,
-        slot=rows.slot,
+        member=rows.member,
         context=rows.context,
         exists=rows.exists,
         support=jnp.zeros((count, steps, *kept.shape), kept.dtype) if kept else None,
@@ -384,10 +384,10 @@ def grade(fixed: LoopInputs, table: Table, ended: jax.Array) -> Table:
     outcome = table.outcome.at[row].set(verdict, mode="drop")
     done = table.done.at[row].set(True, mode="drop")
     place = jnp.arange(stopping.most, dtype=jnp.int32)[None]
-    member = queue.at(queue.first[:, None] + place)  # [C, G]
-    ours = done[member] & (place < queue.wanted[:, None])
-    graded = ours & ~jnp.isnan(outcome[member])
-    met = stopping.met(jnp.where(graded, outcome[member], 0.0), graded)
+    group = queue.at(queue.first[:, None] + place)  # [C, G]
+    ours = done[group] & (place < queue.wanted[:, None])
+    graded = ours & ~jnp.isnan(outcome[group])
+    met = stopping.met(jnp.where(graded, outcome[group], 0.0), graded)
     whole = jnp.sum(ours, -1, dtype=jnp.int32) == table.opened
     more = jnp.minimum(table.opened + stopping.size, queue.wanted)
     return dataclasses.replace(

@@ -2,7 +2,7 @@
 
     problems -> prompts -> completions -> outcomes -> a block of lines per problem
 
-The key of a completion is a function of the problem's digest, the slot and the seed. So
+The key of a completion is a function of the digest of the problem, member and seed. So
 an evaluation can be resumed where its file ends, and completions depend neither on the
 batch size nor on the number of problems.
 """
@@ -62,8 +62,8 @@ class SamplingSpec:
 
     @property
     def completions(self) -> list[tuple[bool, int]]:
-        """(greedy, slot) of each completion of a problem, in the order of the file."""
-        return [(True, 0)] * self.greedy + [(False, slot) for slot in range(self.n)]
+        """(greedy, member) of the completions of a problem, as in the file."""
+        return [(True, 0)] * self.greedy + [(False, member) for member in range(self.n)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +103,7 @@ class Timed(drivers.Hosted):
 class Batch(NamedTuple):
     """Completions of some problems, which are being graded; by greedy, True or False.
 
-    Row c n + s is slot s of the problem at place c, n completions each.
+    Row c n + s is member s of the problem at place c, n completions each.
     """
 
     numbers: Sequence[int]  # of the problems
@@ -172,11 +172,11 @@ class Sampler:
             arrays = jax.device_get((begun.rollouts, verdicts.outcome))
             found[kind] = *arrays, verdicts
         confidence = jax.device_get(batch.confidence)
-        for (place, number), (kind, slot) in itertools.product(
+        for (place, number), (kind, member) in itertools.product(
             enumerate(batch.numbers), self._spec.completions
         ):
             rollouts, outcome, verdicts = found[kind]
-            n = place * (1 if kind else self._spec.n) + slot
+            n = place * (1 if kind else self._spec.n) + member
             tokens = rollouts.tokens[n][rollouts.written[n]]
             scores = confidence[kind]._asdict().items() if confidence else ()
             told = {name: round(float(score[n]), DIGITS) for name, score in scores}
@@ -184,7 +184,7 @@ class Sampler:
                 "problem": number,
                 "digest": self._questions.digests[number].hex(),
                 "greedy": kind,
-                "slot": slot,
+                "slot": member,
                 **self._questions.metadata(number),
                 **said(self._questions, tokens, outcome[n], verdicts.why(n)),
                 "length_tokens": int(rollouts.mask[n].sum()),

@@ -545,24 +545,24 @@ def completion_rows(
                 words, mask, weight = (x[b] for x in one.reference)
                 more["reference"] = [task.decode([t]) for t in words[mask]]
                 more["weights"] = weight[mask]
-            for slot in np.flatnonzero(one.exists[b]):
-                mask, own = one.mask[b, slot], more
-                tokens = one.tokens[b, slot][mask]
+            for member in np.flatnonzero(one.exists[b]):
+                mask, own = one.mask[b, member], more
+                tokens = one.tokens[b, member][mask]
                 if one.observed is not None:
-                    own = more | {"observed": one.observed[b, slot][mask]}
-                outcome, reward = one.outcome[b, slot], one.reward[b, slot]
+                    own = more | {"observed": one.observed[b, member][mask]}
+                outcome, reward = one.outcome[b, member], one.reward[b, member]
                 yield {
                     "step": step,
                     "seed": seed,
                     "prompt_id": prompt_id,
                     "prompt": task.decode(prompt),
-                    "slot": slot,
+                    "slot": member,
                     "text": task.decode(tokens),
                     "tokens": tokens,
                     "outcome": outcome,
                     "reward": reward if np.isfinite(outcome) else None,
-                    "advantage": one.credit[b, slot],
-                    "kept": one.keep[b, slot],
-                    "policy_version": one.version[b, slot],
+                    "advantage": one.credit[b, member],
+                    "kept": one.keep[b, member],
+                    "policy_version": one.version[b, member],
                     **own,
                 }

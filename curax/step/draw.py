@@ -282,7 +282,7 @@ def chunk_rows(parts: Subject, request: Request, number: jax.Array) -> DrawRows:
     """Rows of chunk `number` of a request: N / `request.chunks` of them.
 
     Completions equal the same rows of one draw: their keys are a function of prompt and
-    slot.
+    member.
     """
     rows = present(request.rows)
     size = rows.prompt.shape[0] // request.chunks
@@ -295,18 +295,18 @@ def round_rows(parts: Components, request: Request, pool: Graded | None) -> Draw
     """Rows of the next round, of prompts whose stopping rule is not met.
 
     Completions equal those of `draw`, which tests the rule during sampling: keys are a
-    function of prompt and slot.
+    function of prompt and member.
     """
     sizes, stop = parts.config.sampling, present(parts.config.stop)
     drawn, counts = next_round(parts, request, pool)
     rows = allocate.rows_to_draw(counts, rows=sizes.prompts * stop.round_size)
-    return dataclasses.replace(rows, slot=rows.slot + drawn[rows.prompt])
+    return dataclasses.replace(rows, member=rows.member + drawn[rows.prompt])
 
 
 def add_round(parts: Components, pool: Graded | None, new: Graded) -> Graded:
     """The pool with the graded completions of another round.
 
-    Row b G + s of a pool is slot s of prompt b.
+    Row b G + s of a pool is member s of prompt b.
     """
     most, rollouts = parts.config.sampling.group_size, new.rollouts
     if pool is None:
@@ -318,12 +318,12 @@ def add_round(parts: Components, pool: Graded | None, new: Graded) -> Graded:
             empty,
             tokens=jnp.full_like(empty.tokens, parts.task.pad),
             prompt=place // most,
-            slot=place % most,
+            member=place % most,
             context=place // most,
         )
         missing = jnp.full(parts.rows, jnp.nan, jnp.float32)
         pool = dataclasses.replace(new, rollouts=empty, outcome=missing)
-    row = rollouts.prompt * most + rollouts.slot
+    row = rollouts.prompt * most + rollouts.member
     row = jnp.where(rollouts.exists, row, parts.rows)  # out: dropped
 
     def put(old, new):
@@ -494,7 +494,7 @@ def replace_closed(
     source = jnp.argsort(~fresh, stable=True).astype(jnp.int32)[rank]  # [B]
     replaced = closed & (rank < jnp.sum(fresh, dtype=jnp.int32))  # [B]
     place = old.rollouts
-    row = seen.row[source[place.prompt], place.slot]  # [N], the new row for each old
+    row = seen.row[source[place.prompt], place.member]  # [N], the new row for each old
     swapped = replaced[place.prompt]
     return dataclasses.replace(
         old,
@@ -523,6 +523,5 @@ def pick_rows(
     new: Rollouts, old: Rollouts, where: jax.Array, at: jax.Array
 ) -> Rollouts:
     """As `pick`, of completions, each in the place of the old one."""
-    return dataclasses.replace(
-        pick(new, old, where, at), prompt=old.prompt, slot=old.slot, context=old.context
-    )
+    own = {name: getattr(old, name) for name in ("prompt", "member", "context")}
+    return dataclasses.replace(pick(new, old, where, at), **own)

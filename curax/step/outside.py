@@ -46,9 +46,9 @@ def draws(parts: Subject, request: Request) -> bool:
 
 
 def asked(parts: Components, request: Request) -> jax.Array:
-    """`[N]` uint32, seeds of the rows: a function of key, prompt and slot."""
+    """`[N]` uint32, seeds of the rows: a function of key, prompt and member."""
     rows = present(request.rows)
-    each = keys.row_keys(request.key, rows.prompt, rows.slot)
+    each = keys.row_keys(request.key, rows.prompt, rows.member)
     return jax.vmap(jax.random.bits)(each)
 
 
@@ -151,7 +151,7 @@ def rollouts(
         score_sq_norm=jnp.where(mask, jnp.maximum(stats.score_sq_norm, 0.0), 0.0),
         finished=given.finished,
         prompt=rows.prompt,
-        slot=rows.slot,
+        member=rows.member,
         context=rows.context,
         exists=rows.exists,
         support=given.support,

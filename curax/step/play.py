@@ -170,7 +170,7 @@ def begun(parts: Subject, request: Request) -> tuple[Played, jax.Array]:
     found = dict.fromkeys(present(hosted(parts)).measures, missing)
     rows = dataclasses.replace(rows, turns=dataclasses.replace(none, found=found))
     played = Played(rollouts=rows, count=zero, begun=zero, live=asked.exists)
-    each = keys.row_keys(request.key, asked.prompt, asked.slot)
+    each = keys.row_keys(request.key, asked.prompt, asked.member)
     each = jax.vmap(partial(jax.random.fold_in, data=turns.RESET))(each)
     return jax.tree.map(shard_rows, played), jax.random.key_data(each)
 

@@ -267,11 +267,11 @@ def _by_prompt(
 ) -> np.ndarray:
     """`[..., E, S]` outcomes of the S completions of each prompt, NaN where missing."""
     # Every seed draws the same rows.
-    prompt, slot = (
+    prompt, member = (
         np.asarray(of).reshape(-1, outcome.shape[-1])[0]
-        for of in (rollouts.prompt, rollouts.slot)
+        for of in (rollouts.prompt, rollouts.member)
     )
-    shape = (parts.config.evaluation.prompts, int(slot.max()) + 1)
+    shape = (parts.config.evaluation.prompts, int(member.max()) + 1)
     each = np.full((*outcome.shape[:-1], *shape), np.nan)
-    each[..., prompt, slot] = outcome
+    each[..., prompt, member] = outcome
     return each

@@ -119,7 +119,7 @@ def test_greedy_continuations_are_theirs(name, folder):
         policy,
         policy.load(None),
         Contexts(tokens=jnp.asarray(TOKENS), mask=jnp.asarray(LEFT)),
-        DrawRows(prompt=count, slot=count * 0, context=count, exists=count >= 0),
+        DrawRows(prompt=count, member=count * 0, context=count, exists=count >= 0),
         jax.random.key(0),
         rollout.Settings(max_tokens=LONGER, end=(V,), pad=0, temperature=0),
     )

@@ -233,7 +233,7 @@ def take(
     # A prompt that stopped early has free places, which it may fill.
     place = old.rollouts
     free = place.exists if parts.config.stop is None else jnp.ones_like(place.exists)
-    row = seen.row[place.prompt, place.slot]  # [N], the new row for each old one
+    row = seen.row[place.prompt, place.member]  # [N], the new row for each old one
     there = swap[place.prompt] & free
     source = jnp.minimum(row, parts.rows - 1)
 

@@ -255,7 +255,7 @@ def score(
         reward, rest = ruled, rest + ruled - reward
 
     def rows(values):
-        return values[rollouts.prompt, rollouts.slot]
+        return values[rollouts.prompt, rollouts.member]
 
     fine = rows(exists) & rollouts.exists
     likely = jnp.exp(jnp.minimum(rows(found.value), 0.0))
@@ -300,12 +300,12 @@ def credit(
         trains = dataclasses.replace(trains, of_tokens=of_tokens)
     if isinstance(how.direct, int | float) and how.direct == 0:
         return trains
-    prompt, slot = rollouts.prompt[rows.row], rollouts.slot[rows.row]
+    prompt, member = rollouts.prompt[rows.row], rollouts.member[rows.row]
     reference, there = (x[prompt] for x in present(drawn.reference)[:2])
     tokens, mask, columns = grids.append_after(
         rollouts.tokens[rows.row], thought, reference, there
     )
-    weight = jnp.where(there, scored.certainty.weight[prompt, slot], 0.0)
+    weight = jnp.where(there, scored.certainty.weight[prompt, member], 0.0)
     which = jnp.arange(mask.shape[0])[:, None]
     spread = jnp.zeros(mask.shape, jnp.float32).at[which, columns].set(weight)
     mask = mask & some[:, None]
