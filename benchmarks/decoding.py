@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.workload import EMBEDDING_STD, QWEN3
 from curax import allocate, rollout
 from curax.config import Mesh as Sizes
-from curax.models import parts, transformer
+from curax.models import softmax, transformer
 from curax.planning import hlo
 from curax.step import mesh
 from curax.types import Contexts, Model
@@ -80,7 +80,7 @@ def draws(
     """
     policy = policy_of(size)
     if by == "rings":
-        parts.BY_PLATFORM.clear()
+        softmax.BY_PLATFORM.clear()
     elif by == "kernel":
         policy = dataclasses.replace(policy, paged=None)
     params = jax.jit(policy.init)(jax.random.key(0))

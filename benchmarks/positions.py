@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from curax.arrays import cache_sizes
-from curax.models import parts
+from curax.models import softmax
 from curax.settings.tables import markdown
 
 GIB = 2**30
@@ -43,7 +43,7 @@ def simulated(
     random = np.random.default_rng(0)
     drawn = np.ceil(random.exponential(mean, rows)) if unequal else np.full(rows, mean)
     queue = list(np.clip(drawn, 1, most).astype(int))
-    blocks = {"blocks": parts.piece(2, 64, 4), "kernel": (1, parts.BLOCK // 2)}
+    blocks = {"blocks": softmax.piece(2, 64, 4), "kernel": (1, softmax.BLOCK // 2)}
     length, count = np.array(queue[:slots]), np.zeros(slots, int)
     del queue[:slots]
     stages = list(cache_sizes.widths(context, most))
@@ -61,7 +61,7 @@ def simulated(
             )
             some = seen.reshape(slots // size, size, -1, block).any((1, 3))
             read[way] += some.sum() * size * block
-        read["pages"] += (-(-count[works] // parts.BLOCK) * parts.BLOCK).sum()
+        read["pages"] += (-(-count[works] // softmax.BLOCK) * softmax.BLOCK).sum()
         for slot in np.nonzero(count == length)[0]:
             if queue:
                 length[slot], count[slot] = queue.pop(0), 0
@@ -94,14 +94,14 @@ def drawn(mean: float, most: int, groups: int, page: int) -> Drawn:
     from curax import allocate, rollout
     from curax.types import Contexts, Model, SharedCache
 
-    turns, piece = [], parts.BLOCK // 2
+    turns, piece = [], softmax.BLOCK // 2
 
     def features(params, tokens, positions, seen, cache=None, column=None):
         del params, positions, column
         wide = jnp.ones((*tokens.shape, 1))
         if not isinstance(cache, SharedCache):
             return wide, ((jnp.ones((len(tokens), 1, PROMPT, 1)),) * 2,)
-        blocks = jnp.sum(parts.blocks_seen(seen[:, PROMPT:], piece)[1])
+        blocks = jnp.sum(softmax.blocks_seen(seen[:, PROMPT:], piece)[1])
         held = jnp.zeros(CONTEXTS, bool).at[cache.context].set(True, mode="drop")
         active = jnp.sum(cache.context < CONTEXTS)
         row = len(tokens), active, blocks * piece, jnp.sum(held)
@@ -146,7 +146,7 @@ def print_pages() -> int:
     rows = []
     for groups in (8, 64):
         for mean, most in (*DRAWS, (1024, 2048), (math.inf, 2048)):
-            for way, page in (("rings", 0), ("pages", parts.BLOCK)):
+            for way, page in (("rings", 0), ("pages", softmax.BLOCK)):
                 found = drawn(mean, most, groups, page)
                 lengths = "all" if mean == math.inf else f"{mean} of"
                 kind = f"{CONTEXTS * groups}, {lengths} {most}"

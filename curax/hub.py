@@ -29,8 +29,8 @@ ADAPTER = "adapter_config.json"  # of a folder that holds adapters alone, as pef
 CONFIG = ("config.json", "generation_config.json", "curax.json", ADAPTER)
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 DATA = (".jsonl", ".parquet", ".json")
-_PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_NAME = re.compile(rf"({_PART}/{_PART})(?:@([^\s:@]+))?(?::(\S+))?")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_NAME = re.compile(rf"({_WORD}/{_WORD})(?:@([^\s:@]+))?(?::(\S+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 SHOWN = 4  # files that a message names
 

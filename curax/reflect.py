@@ -418,7 +418,7 @@ def percentile(
     """
     known, easy = _known(hard, spread, hardest)
     size = spread.shape[-1]
-    dropped = jnp.asarray(parts(flattest, size, math.floor))[jnp.sum(known)]
+    dropped = jnp.asarray(multiples(flattest, size, math.floor))[jnp.sum(known)]
     order = jnp.argsort(jnp.where(known, spread, -jnp.inf), descending=True)
     place = jnp.argsort(order)
     return known & easy & (place < jnp.sum(known) - dropped), state
@@ -535,10 +535,10 @@ def middle(values: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
     return at((count - 1) // 2), at(count // 2)
 
 
-def parts(share: float, most: int, rounded: Callable[[float], int]) -> np.ndarray:
+def multiples(share: float, most: int, rounded: Callable[[float], int]) -> np.ndarray:
     """`[most + 1]` int32: share n for n = 0 .. most, as decimals make it."""
-    parts = [rounded(round(share * n, 6)) for n in range(most + 1)]
-    return np.asarray(parts, np.int32)
+    values = [rounded(round(share * n, 6)) for n in range(most + 1)]
+    return np.asarray(values, np.int32)
 
 
 def _shares(

@@ -18,7 +18,7 @@ from curax import allocate, loss, memory, rollout, update
 from curax.arrays import choice, lines, micro_batches
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
-from curax.models import decoding, parts
+from curax.models import decoding, softmax
 from curax.planning.hlo import in_loops
 from curax.step import mesh
 from curax.types import TrainState
@@ -369,13 +369,13 @@ def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sizes", "how"),
-    [((2, 2, 2), parts.of_blocks), ((3, 1, 1), parts.of_blocks), ((2, 2, 2), None)],
+    [((2, 2, 2), softmax.of_blocks), ((3, 1, 1), softmax.of_blocks), ((2, 2, 2), None)],
 )
 def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
-    monkeypatch.setattr(parts, "LEAST", 1)  # and blocks of columns
-    monkeypatch.setattr(parts, "BLOCK", 4)
-    monkeypatch.setitem(parts.BY_PLATFORM, "cpu", how or parts.of_kernel)
+    monkeypatch.setattr(softmax, "LEAST", 1)  # and blocks of columns
+    monkeypatch.setattr(softmax, "BLOCK", 4)
+    monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", how or softmax.of_kernel)
     policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each

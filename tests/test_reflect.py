@@ -557,10 +557,10 @@ def test_hardness_is_its_definition_and_rises_with_ranks(
 def test_shares_are_those_of_decimals():
     """P8: 0.07 of 100 is 7 and 0.29 is 29, though the product of floats is not."""
     for k in range(101):
-        assert reflect.parts(k / 100, 100, ceil)[100] == k
-        assert reflect.parts(k / 100, 100, floor)[100] == k
-    assert reflect.parts(0.1, 3, ceil).tolist() == [0, 1, 1, 1]
-    assert reflect.parts(0.4, 3, floor).tolist() == [0, 0, 0, 1]
+        assert reflect.multiples(k / 100, 100, ceil)[100] == k
+        assert reflect.multiples(k / 100, 100, floor)[100] == k
+    assert reflect.multiples(0.1, 3, ceil).tolist() == [0, 1, 1, 1]
+    assert reflect.multiples(0.4, 3, floor).tolist() == [0, 0, 0, 1]
 
 
 def test_the_largest_sigma_of_noise_grows_with_the_reference():

@@ -20,7 +20,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 from curax import allocate, rollout, stop, update
 from curax.arrays import cache_sizes, choice, queues
 from curax.config import ConfigError
-from curax.models import decoding, lanes, parts
+from curax.models import decoding, lanes, softmax
 
 KEY = jax.random.key(1)
 logprobs = jax.jit(
@@ -286,15 +286,15 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
 @pytest.fixture(params=["blocks", "mosaic", "triton"])
 def ragged(request, monkeypatch):
     """Blocks of two columns, read by the loop of a CPU or by a kernel, interpreted."""
-    how, read = parts.of_blocks, mock.Mock(called=True)
+    how, read = softmax.of_blocks, mock.Mock(called=True)
     if request.param != "blocks":
-        how, read = parts.of_kernel, mock.Mock(wraps=getattr(parts, request.param))
-        monkeypatch.setattr(parts, "mosaic", read)
-    monkeypatch.setitem(parts.BY_PLATFORM, "cpu", how)
-    monkeypatch.setattr(parts, "LEAST", 1)
-    monkeypatch.setattr(parts, "BLOCK", 2)
-    monkeypatch.setattr(parts, "TILE", 2)
-    monkeypatch.setattr(parts, "piece", lambda *_: (4, 2))
+        how, read = softmax.of_kernel, mock.Mock(wraps=getattr(softmax, request.param))
+        monkeypatch.setattr(softmax, "mosaic", read)
+    monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", how)
+    monkeypatch.setattr(softmax, "LEAST", 1)
+    monkeypatch.setattr(softmax, "BLOCK", 2)
+    monkeypatch.setattr(softmax, "TILE", 2)
+    monkeypatch.setattr(softmax, "piece", lambda *_: (4, 2))
     yield lambda *given: how(*given)  # or programs of others would be taken
     assert read.called
 
@@ -321,10 +321,10 @@ def test_heads_side_by_side_change_nothing(monkeypatch):
     apart = draw()
     monkeypatch.setattr(lanes, "side_by_side", lambda *_: 2)
     tiny.agree(draw(), apart)
-    monkeypatch.setattr(parts, "LEAST", 1)
-    monkeypatch.setattr(parts, "BLOCK", 2)
-    for read in (parts.of_blocks, parts.of_kernel):
-        monkeypatch.setitem(parts.BY_PLATFORM, "cpu", read)
+    monkeypatch.setattr(softmax, "LEAST", 1)
+    monkeypatch.setattr(softmax, "BLOCK", 2)
+    for read in (softmax.of_blocks, softmax.of_kernel):
+        monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", read)
         tiny.agree(draw(), apart)
 
 
@@ -352,18 +352,18 @@ def test_heads_lie_side_by_side_where_they_fill_lanes(
 
 
 def test_a_block_is_of_so_many_bytes():
-    assert parts.piece(2, 16, 4) == (16, 256)
-    assert parts.piece(2, 64, 4) == (8, 128)
-    assert parts.piece(8, 128, 4) == (2, 64)
-    assert parts.piece(64, 256, 4) == (1, 16)
+    assert softmax.piece(2, 16, 4) == (16, 256)
+    assert softmax.piece(2, 64, 4) == (8, 128)
+    assert softmax.piece(8, 128, 4) == (2, 64)
+    assert softmax.piece(64, 256, 4) == (1, 16)
 
 
 @pytest.mark.first(1)
 def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     """Keys that nobody sees may be anything, even no number."""
     for name in ("BLOCK", "TILE"):
-        monkeypatch.setattr(parts, name, 64)
-    monkeypatch.setattr(parts, "piece", lambda *_: (4, 64))
+        monkeypatch.setattr(softmax, name, 64)
+    monkeypatch.setattr(softmax, "piece", lambda *_: (4, 64))
     random = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(random.normal(size=(4, 2, *shape)), jnp.float32)
@@ -375,8 +375,8 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     run = jax.jit(ragged)
     junk = (jnp.where(hidden, jnp.nan, x) for x in (k, v))
     out, top, total = run(q, *junk, jnp.asarray(seen))
-    e, high, sum_ = parts.exponentials(q, k, jnp.asarray(seen))
-    want = parts.mixed(e, 1 / sum_, v)
+    e, high, sum_ = softmax.exponentials(q, k, jnp.asarray(seen))
+    want = softmax.mixed(e, 1 / sum_, v)
     close((out / total[..., None])[:3], want[:3], rtol=0, atol=1e-6)
     close((top + jnp.log(total))[:3], (high + jnp.log(sum_))[:3], rtol=1e-5)
     assert not out[3].any()  # sees nothing
@@ -390,10 +390,10 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
 def test_a_step_fetches_what_it_needs_and_else_what_is_there(steps, seed):
     random = np.random.default_rng(seed)
     found = np.sort(random.choice(40, steps, replace=False))
-    some = random.random((steps, parts.FETCHES)) < 0.4
-    some[np.arange(steps), random.integers(parts.FETCHES, size=steps)] = True
-    got = np.asarray(parts.fetched(jnp.asarray(found), jnp.asarray(some)))
-    own = found[:, None] * parts.FETCHES + np.arange(parts.FETCHES)
+    some = random.random((steps, softmax.FETCHES)) < 0.4
+    some[np.arange(steps), random.integers(softmax.FETCHES, size=steps)] = True
+    got = np.asarray(softmax.fetched(jnp.asarray(found), jnp.asarray(some)))
+    own = found[:, None] * softmax.FETCHES + np.arange(softmax.FETCHES)
     np.testing.assert_array_equal(got[some], own[some])
     again = ~some[1:]
     np.testing.assert_array_equal(got[1:][again], got[:-1][again])
@@ -405,7 +405,7 @@ def test_a_step_fetches_what_it_needs_and_else_what_is_there(steps, seed):
     [(8, 1, 2, 8), (8, 8, 2, 8), (8, 32, 4, 4), (32, 32, 1, 4), (3, 32, 8, 3)],
 )
 def test_a_step_reads_as_many_heads_as_have_room(kv_heads, slots, queries, heads):
-    assert parts.heads_at_once(kv_heads, slots, queries, 128, 2) == heads
+    assert softmax.heads_at_once(kv_heads, slots, queries, 128, 2) == heads
 
 
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend")
@@ -415,11 +415,11 @@ def test_a_step_reads_as_many_heads_as_have_room(kv_heads, slots, queries, heads
 def test_the_kernel_of_gpus_is_lowered_where_there_is_none(paged, queries, width):
     array = jax.ShapeDtypeStruct
     device = AbstractDevice("NVIDIA H100", num_cores=None, platform="gpu")
-    keys = array((9, 2, parts.BLOCK if paged else width, 64), jnp.bfloat16)
+    keys = array((9, 2, softmax.BLOCK if paged else width, 64), jnp.bfloat16)
     q, seen = array((4, 2, queries, 64), keys.dtype), array((4, width), bool)
-    source = array((4, width // parts.BLOCK) if paged else (4,), jnp.int32)
+    source = array((4, width // softmax.BLOCK) if paged else (4,), jnp.int32)
     with use_abstract_mesh(AbstractMesh((1,), ("x",), abstract_device=device)):
-        traced = jax.jit(parts.of_kernel).trace(q, keys, keys, seen, source)
+        traced = jax.jit(softmax.of_kernel).trace(q, keys, keys, seen, source)
         assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
@@ -444,11 +444,11 @@ def test_columns_are_read_by_blocks_where_a_head_fits(
 ):
     device = SimpleNamespace(compute_capability=chip)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    monkeypatch.setattr(parts, "platform", lambda: platform)
-    assert parts.by_blocks(255, d, item) is None
-    assert parts.by_blocks(256, d, item) is (read and getattr(parts, read))
-    monkeypatch.setattr(parts, "TRITON", "jax.experimental.pallas.gone")
-    assert (parts.by_blocks(256, d, item) is None) == (platform == "gpu" or not read)
+    monkeypatch.setattr(softmax, "platform", lambda: platform)
+    assert softmax.by_blocks(255, d, item) is None
+    assert softmax.by_blocks(256, d, item) is (read and getattr(softmax, read))
+    monkeypatch.setattr(softmax, "TRITON", "jax.experimental.pallas.gone")
+    assert (softmax.by_blocks(256, d, item) is None) == (platform == "gpu" or not read)
 
 
 # ----- shards

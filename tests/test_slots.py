@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from curax import allocate, rollout
 from curax.arrays import cache_sizes
 from curax.arrays.pages import Pages
-from curax.models import parts
+from curax.models import softmax
 
 STEPS, TOKEN = 16, 2 * 2 * 8 * 4  # bytes of a token: k and v of two layers
 PREFIXES = 3 * tiny.P
@@ -104,10 +104,10 @@ def joined(q, k, v):
 
     def part(cut):
         visible = jnp.ones((1, k[..., cut, :].shape[2]), bool)
-        e, top, total = parts.exponentials(q, k[..., cut, :], visible)
-        return parts.mixed(e, jnp.ones_like(top), v[..., cut, :]), top, total
+        e, top, total = softmax.exponentials(q, k[..., cut, :], visible)
+        return softmax.mixed(e, jnp.ones_like(top), v[..., cut, :]), top, total
 
-    return parts.joined(part(slice(None, 4)), part(slice(4, None)))
+    return softmax.joined(part(slice(None, 4)), part(slice(4, None)))
 
 
 @st.composite

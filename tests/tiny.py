@@ -11,7 +11,7 @@ import pytest
 
 from curax import allocate, rollout
 from curax.arrays import masked
-from curax.models import parts, transformer
+from curax.models import softmax, transformer
 from curax.step.states import Warm
 from curax.types import Batch, Contexts, Model, Rollouts
 
@@ -35,9 +35,9 @@ MODEL = model()
 def in_pages(size):
     """Own columns in pages of so many, read by the kernel of a TPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(parts.BY_PLATFORM, "cpu", parts.of_kernel)
-        patch.setattr(parts, "LEAST", 1)
-        patch.setattr(parts, "BLOCK", size)
+        patch.setitem(softmax.BY_PLATFORM, "cpu", softmax.of_kernel)
+        patch.setattr(softmax, "LEAST", 1)
+        patch.setattr(softmax, "BLOCK", size)
         yield
 
 

@@ -32,17 +32,17 @@ def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
 
 
 def token_bytes(
-    cache: Any, contexts: Contexts, parts: Callable[[int], int] = lambda heads: 1
+    cache: Any, contexts: Contexts, shards: Callable[[int], int] = lambda heads: 1
 ) -> float:
     """Bytes per device of the keys and values of one token, all layers.
 
     Args:
         cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
         contexts: `[C, P]`.
-        parts: into how many so many heads are cut.
+        shards: into how many so many heads are cut.
     """
     return sum(
-        leaf.size // contexts.tokens.size * leaf.dtype.itemsize / parts(leaf.shape[1])
+        leaf.size // contexts.tokens.size * leaf.dtype.itemsize / shards(leaf.shape[1])
         for leaf in jax.tree.leaves(cache)
     )
 

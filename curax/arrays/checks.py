@@ -89,7 +89,7 @@ def outputs(function: Any, *given: Any) -> list[tuple[str, Shape]]:
     stated: Contract = function.contract
     sizes = _sizes()
     for each, value in zip(stated.takes.values(), given, strict=False):
-        for _, array, part in _parts("", each, value):
+        for _, array, part in _fields("", each, value):
             if hasattr(part, "shape"):
                 fits = (_fitted(axes, part.shape, sizes) for axes in array.shapes)
                 sizes = next(filter(None, fits), sizes)
@@ -131,7 +131,7 @@ def _checked(stated: Contract, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, each in stated.takes.items():
         if name in given and each:
             parts = {}
-            for key, array, part in _parts(name, each, given[name]):
+            for key, array, part in _fields(name, each, given[name]):
                 parts[key] = _array(key, array, part)
                 if parts[key] is not None:
                     _check_shape(key, array, parts[key].shape, sizes, first)
@@ -142,7 +142,7 @@ def _checked(stated: Contract, given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _parts(name: str, each: Any, value: Any) -> Iterator[tuple[str, Stated, Any]]:
+def _fields(name: str, each: Any, value: Any) -> Iterator[tuple[str, Stated, Any]]:
     """Yield (name, what is stated, value) of an argument, or of fields of a record."""
     if isinstance(each, Stated):
         yield name, each, value

@@ -183,7 +183,7 @@ class Homes:
         return jax.tree.map(leaf, tree)
 
 
-def places(rows: int, contexts: int, parts: int, rows_per_context: int) -> int:
+def places(rows: int, contexts: int, shards: int, rows_per_context: int) -> int:
     """Places for rows on each shard where all lie with their contexts; 0: they do not.
 
     They do on a mesh over whose shards the contexts divide, `AT_HOME` or more to each,
@@ -192,12 +192,12 @@ def places(rows: int, contexts: int, parts: int, rows_per_context: int) -> int:
     Args:
         rows: M.
         contexts: C.
-        parts: shards of rows.
+        shards: of rows.
         rows_per_context: at most; 0: any number.
     """
-    each = min(rows, contexts // parts * rows_per_context)
-    fits = contexts % parts == 0 and each * parts <= PLACES * rows
-    return each if parts > 1 and contexts >= AT_HOME * parts and fits else 0
+    each = min(rows, contexts // shards * rows_per_context)
+    fits = contexts % shards == 0 and each * shards <= PLACES * rows
+    return each if shards > 1 and contexts >= AT_HOME * shards and fits else 0
 
 
 @flax.struct.dataclass(kw_only=True)

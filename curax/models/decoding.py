@@ -8,7 +8,7 @@ maximum over both:
     p_s = e^(l_s - m) f,  f = e^(m - M) / sum_parts e^(m - M) z
 
 As in the trainer it is p that is rounded to the precision of v, but where blocks of
-keys are read (`parts.by_blocks`): there it is e^(l_s - m).
+keys are read (`softmax.by_blocks`): there it is e^(l_s - m).
 
 Slots that read one prefix are tiles of rows: their queries are multiplied with its keys
 as one matrix, so that keys and values are held, and read, once for a tile.
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from curax.arrays.sharding import active, constrain, mesh_axes, platform
-from curax.models import lanes, parts
+from curax.models import lanes, softmax
 from curax.types import SharedCache
 
 MOST = 32  # slots of a tile
@@ -174,26 +174,26 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
     *_, columns, d = k.shape
-    read = parts.by_blocks(columns, d, k.dtype.itemsize)
+    read = softmax.by_blocks(columns, d, k.dtype.itemsize)
     if pool is not None:
-        read = parts.of_kernel
+        read = softmax.of_kernel
     if read:
         here, top, total = read(grouped, k, v, ours)
     else:
-        here, top, total = parts.exponentials(grouped, k, ours)
-    if kernel := read is parts.of_kernel:
+        here, top, total = softmax.exponentials(grouped, k, ours)
+    if kernel := read is softmax.of_kernel:
         there, high, sum_ = shared.by_kernel(grouped, theirs)
     else:
         there, high, sum_ = shared.exponentials(grouped, theirs)
-    high = jnp.where(sum_ > 0, high, parts.LOWEST)  # an idle slot may be in no tile
+    high = jnp.where(sum_ > 0, high, softmax.LOWEST)  # an idle slot may be in no tile
     if pool is not None:
-        of_pages = parts.of_kernel(grouped, pool[0][0], pool[1][0], before, at)
-        there, high, sum_ = parts.joined((there, high, sum_), of_pages)
+        of_pages = softmax.of_kernel(grouped, pool[0][0], pool[1][0], before, at)
+        there, high, sum_ = softmax.joined((there, high, sum_), of_pages)
     most = jnp.maximum(top, high)
     low, up = jnp.exp(top - most), jnp.exp(high - most)
     total = total * low + sum_ * up
     factor, other = low / total, up / total
-    out = here * factor[..., None] if read else parts.mixed(here, factor, v)
+    out = here * factor[..., None] if read else softmax.mixed(here, factor, v)
     out += there * other[..., None] if kernel else shared.mixed(there, other)
     out = out.astype(v.dtype)
     if kernel:  # or XLA reshapes both parts, in float32
@@ -213,43 +213,43 @@ class Shared:
     v: jax.Array  # [C, kv_heads, P, d]
     tiles: Tiles  # without the axis D
 
-    def by_kernel(self, q: jax.Array, seen: jax.Array) -> parts.Part:
-        """`parts.kernel` by slot: weighted values, m and z."""
+    def by_kernel(self, q: jax.Array, seen: jax.Array) -> softmax.Partial:
+        """`softmax.kernel` by slot: weighted values, m and z."""
         tiles = self.tiles
         used = jnp.arange(tiles.prefix.size) < tiles.count
         mask = seen[tiles.slot[:, 0]] & used[:, None]
-        found = parts.kernel(q, self.k, self.v, mask, tiles.prefix, tiles.slot)
+        found = softmax.kernel(q, self.k, self.v, mask, tiles.prefix, tiles.slot)
         out, log_sum = (x.reshape(-1, *x.shape[2:])[tiles.place] for x in found)
         any_ = mask.any(-1)[tiles.place // tiles.slot.shape[1]]
-        return parts.written(out, log_sum, any_)
+        return softmax.written(out, log_sum, any_)
 
-    def exponentials(self, q: jax.Array, seen: jax.Array) -> parts.Part:
-        """`parts.exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""
+    def exponentials(self, q: jax.Array, seen: jax.Array) -> softmax.Partial:
+        """`softmax.exponentials` by tile, `[t, kv_heads, m R, P]`; m and z by slot."""
         rows, mask = self.of_tiles(q), seen[self.tiles.slot[:, 0]]
 
         def part(cut):
             keys = self.k[cut(self.tiles.prefix)]
-            return parts.exponentials(cut(rows), keys, cut(mask))
+            return softmax.exponentials(cut(rows), keys, cut(mask))
 
         e, top, total = self.over_tiles(part)
         return e, self.of_slots(top), self.of_slots(total)
 
     def mixed(self, e: jax.Array, factor: jax.Array) -> jax.Array:
-        """`parts.mixed` by slot, from exponentials by tile and factors by slot."""
+        """`softmax.mixed` by slot, from exponentials by tile and factors by slot."""
         factors = self.of_tiles(factor)
 
         def part(cut):
-            return parts.mixed(cut(e), cut(factors), self.v[cut(self.tiles.prefix)])
+            return softmax.mixed(cut(e), cut(factors), self.v[cut(self.tiles.prefix)])
 
         return self.of_slots(self.over_tiles(part))
 
     def of_tiles(self, x: jax.Array) -> jax.Array:
         """Values by tile, `[t, kv_heads, m R, ...]`, from those by slot, `[K, ...]`."""
-        return parts.in_rows(x, self.tiles.slot)
+        return softmax.in_rows(x, self.tiles.slot)
 
     def of_slots(self, x: jax.Array) -> jax.Array:
         """Values by slot, from those by tile: the inverse of `of_tiles`."""
-        each = parts.of_each(x, self.tiles.slot.shape[1])
+        each = softmax.of_each(x, self.tiles.slot.shape[1])
         return each.reshape(-1, *each.shape[2:])[self.tiles.place]
 
     def over_tiles(self, part: Callable[[Callable[..., jax.Array]], Any]) -> Any:

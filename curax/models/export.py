@@ -59,7 +59,7 @@ def export(
             the params, or adapters have no `lora_alpha`.
     """
     source = Path(os.path.expanduser(source))
-    found, wanted = tensors.held(source), tensors.parts(params)
+    found, wanted = tensors.held(source), tensors.entries(params)
     tensors.check(source, found, wanted, "give the folder that it was loaded from")
     scale = _scale(params, lora_alpha)
 
@@ -105,7 +105,7 @@ def export_adapter(
     """
     halves: dict[str, np.ndarray] = {}
     adapted = set()
-    for name, part in tensors.parts(params).items():
+    for name, part in tensors.entries(params).items():
         own = _node(params, part.path[:-1])
         if part.path[-1] != "kernel" or "lora_a" not in own:
             continue
@@ -182,7 +182,7 @@ def write_new(
         ValueError: in a sentence, if the destination exists or no architecture has
             these parameters.
     """
-    wanted, scale = tensors.parts(params), _scale(params, lora_alpha)
+    wanted, scale = tensors.entries(params), _scale(params, lora_alpha)
     first = "model.layers.0."
     heads, kv_heads = (
         wanted[f"{first}self_attn.{name}_proj.weight"].shape[0] // head_dim
@@ -234,14 +234,14 @@ def write_new(
 # ----- parameters as tensors
 
 
-def _value(params: Any, part: tensors.Part, scale: float) -> np.ndarray:
+def _value(params: Any, entry: tensors.Entry, scale: float) -> np.ndarray:
     """The value of a tensor in a file, adapters merged, before its cast."""
-    own = _node(params, part.path[:-1])
-    value = _layer(own[part.path[-1]], part.layer)
-    if part.turned and "lora_a" in own:
-        a, b = (_layer(own[name], part.layer) for name in ("lora_a", "lora_b"))
+    own = _node(params, entry.path[:-1])
+    value = _layer(own[entry.path[-1]], entry.layer)
+    if entry.turned and "lora_a" in own:
+        a, b = (_layer(own[name], entry.layer) for name in ("lora_a", "lora_b"))
         value = value.astype(np.float32) + np.float32(scale) * (a @ b)
-    return value.T if part.turned else value
+    return value.T if entry.turned else value
 
 
 def _layer(leaf: Any, layer: int | None) -> np.ndarray:

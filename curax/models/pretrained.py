@@ -85,7 +85,7 @@ def model(
         # Of stacked layers one is traced; to build all of wrong sizes takes a minute.
         stacked = transformer.model(**options, scan_layers=True)
         shapes = jax.eval_shape(stacked.init, jax.random.key(0))
-        tensors.check(folder, found, tensors.parts(shapes), FIX)
+        tensors.check(folder, found, tensors.entries(shapes), FIX)
     if vocab_size is not None and vocab_size > options["vocab_size"]:
         raise ValueError(
             f"{folder / 'config.json'}: vocab_size is {options['vocab_size']}, less "
@@ -129,7 +129,7 @@ def read(folder: Path, shapes: Any, sharding: Any) -> Any:
     Raises:
         ValueError: in a sentence, if a tensor is missing, unexpected or misshapen.
     """
-    found, wanted = tensors.held(folder), tensors.parts(shapes)
+    found, wanted = tensors.held(folder), tensors.entries(shapes)
     tensors.check(folder, found, wanted, FIX)
     names: dict[tuple[str, ...], list[str]] = {}
     for name, part in wanted.items():

@@ -34,7 +34,7 @@ NORMS = {
 LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight"}
 
 
-class Part(NamedTuple):
+class Entry(NamedTuple):
     """The place of a tensor among the parameters."""
 
     path: tuple[str, ...]
@@ -61,7 +61,7 @@ def module_name(module: str) -> str:
     return NORMS.get(module) or f"{inside}.{module}_proj"
 
 
-def parts(params: Any) -> dict[str, Part]:
+def entries(params: Any) -> dict[str, Entry]:
     """Every tensor of a tree of parameters or shapes, by its name; no adapters."""
     found = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -73,7 +73,7 @@ def parts(params: Any) -> dict[str, Part]:
         shape = shape[::-1] if path[-1] == "kernel" else shape
         layers = range(leaf.shape[0]) if stacked else [None]
         for layer in layers:
-            found[_name(path, layer)] = Part(path, layer, shape)
+            found[_name(path, layer)] = Entry(path, layer, shape)
     return found
 
 
@@ -188,7 +188,7 @@ def _inside(file: Path) -> dict[str, Held]:
 
 
 def check(
-    folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Part], fix: str
+    folder: Path, found: Mapping[str, Held], wanted: Mapping[str, Entry], fix: str
 ) -> None:
     """Refuse a folder whose tensors are not those of the model, in a sentence."""
     source = SINGLE if (folder / SINGLE).exists() else INDEX

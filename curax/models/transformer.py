@@ -25,7 +25,7 @@ from jax.nn import initializers
 
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention, decoding, lanes, packed, parts
+from curax.models import attention, decoding, lanes, packed, softmax
 from curax.models.modules import (
     MATRICES,
     Dense,
@@ -230,13 +230,13 @@ class Transformer:
 
     def paged(self, columns):
         """Columns of a page where the kernel reads so many columns; 0: it does not."""
-        return parts.BLOCK if self.read_by(columns) is parts.of_kernel else 0
+        return softmax.BLOCK if self.read_by(columns) is softmax.of_kernel else 0
 
     def read_by(self, columns):
-        """How decoding reads blocks of so many columns, as `parts.by_blocks`."""
+        """How decoding reads blocks of so many columns, as `softmax.by_blocks`."""
         block = self.block
         d = block.head_dim * self.abreast
-        return parts.by_blocks(columns, d, block.dtype.itemsize)
+        return softmax.by_blocks(columns, d, block.dtype.itemsize)
 
     def packs(self, tokens, steps, prompt):
         """How rows are packed, for `Model.packs`.

@@ -438,7 +438,7 @@ def bootstrap(
         )
 
 
-_PARTS = {"rollout", "update", "verify"}  # stages whose time is part of a step's
+_INSIDE = {"rollout", "update", "verify"}  # stages whose time is part of a step's
 _HIDDEN = {"time/verify_hidden_s"}  # stages that overlap others and add no seconds
 
 
@@ -460,7 +460,7 @@ def stage_seconds(rows: Sequence[Row]) -> dict[str, tuple[np.ndarray, np.ndarray
 def seconds_so_far(rows: Sequence[Row]) -> dict[float, float]:
     """Seconds of all stages from the beginning up to each step, by step."""
     stages = stage_seconds(rows)
-    inside = _PARTS & stages.keys() if "step" in stages else set()
+    inside = _INSIDE & stages.keys() if "step" in stages else set()
     spent = dict.fromkeys((float(row["step"]) for row in rows), 0.0)
     for name in stages.keys() - inside:
         for step, seconds in zip(*stages[name], strict=True):
@@ -493,7 +493,7 @@ def times(rows: Sequence[Row]) -> Times | None:
         for name, (steps, seconds) in stages.items()
         if firsts[name] < seconds.size
     }
-    inside = _PARTS & stages.keys() if "step" in stages else set()
+    inside = _INSIDE & stages.keys() if "step" in stages else set()
     counted = {
         name: seconds for name, (_, seconds) in stages.items() if name not in inside
     }

@@ -69,18 +69,18 @@ class Place(NamedTuple):
         for key, inner in self.children().items():
             yield from inner.walk(_join(name, key))
 
-    def with_parts(self, parts: Mapping[str, Any]) -> Any:
+    def replaced(self, children: Mapping[str, Any]) -> Any:
         """The value with some children replaced, by the names of `children`."""
         node = self.value
         if _is_dataclass(node):
-            return dataclasses.replace(node, **parts)
+            return dataclasses.replace(node, **children)
         if callable(node):
-            return functools.partial(node, **parts)
+            return functools.partial(node, **children)
         if node is None or isinstance(node, dict):  # none: of a dictionary to be
             named = {str(key): key for key in node or {}}
-            return (node or {}) | {named.get(k, k): v for k, v in parts.items()}
+            return (node or {}) | {named.get(k, k): v for k, v in children.items()}
         remade = getattr(type(node), "_make", type(node))  # a named tuple has _make
-        return remade(parts.get(str(i), value) for i, value in enumerate(node))
+        return remade(children.get(str(i), value) for i, value in enumerate(node))
 
     def owner(self, name: str) -> str:
         """Name of this node in messages: the function's, else the dotted name."""
@@ -357,7 +357,7 @@ def _assign_below(
         return key, _new_value(name, part, edit)
     changed = dict([_assign_below(name, part, deeper, edit)])
     try:
-        return key, part.with_parts(changed)
+        return key, part.replaced(changed)
     except (TypeError, ValueError) as error:  # raised by the part's own checks
         raise ConfigError(f"{edit.shown}: {error}") from error
 

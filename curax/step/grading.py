@@ -40,16 +40,16 @@ def join(verdicts: Sequence[Verdicts]) -> list[Verdicts]:
     return [merged(each) for each in zip(*peers.gather(list(verdicts)), strict=True)]
 
 
-def merged(parts: Sequence[Verdicts]) -> Verdicts:
+def merged(shares: Sequence[Verdicts]) -> Verdicts:
     """Verdicts of all processes as one; each has graded other rows.
 
     Their seconds are those of the first, which are not comparable between processes.
     """
-    first = parts[0]
+    first = shares[0]
     terms = first.terms and {
-        name: reduce(np.fmax, [(part.terms or {})[name] for part in parts])
+        name: reduce(np.fmax, [(share.terms or {})[name] for share in shares])
         for name in first.terms
     }
-    reasons = dict(item for part in parts for item in part.reasons.items())
-    outcome = reduce(np.fmax, [part.outcome for part in parts])  # what is not NaN
+    reasons = dict(item for share in shares for item in share.reasons.items())
+    outcome = reduce(np.fmax, [share.outcome for share in shares])  # what is not NaN
     return Verdicts(outcome, reasons, first.seconds, terms)

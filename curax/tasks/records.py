@@ -39,27 +39,27 @@ class Records:
         self,
         name: str,
         files: Iterable[Path],
-        parts: Sequence[tuple[int, Callable[[], Iterator[Found]]]],
+        pieces: Sequence[tuple[int, Callable[[], Iterator[Found]]]],
     ):
         """Bind the files to what reads them.
 
         Args:
             name: of the files, as it was given.
             files: those whose changes are noticed.
-            parts: the number of records of each part, and a function that reads them.
+            pieces: the number of records of each piece, and a function that reads them.
         """
-        self.name, self._files, self._parts = name, [*files], parts
+        self.name, self._files, self._pieces = name, [*files], pieces
         self._written, self._checksum = (
             _last_written(self._files),
             checksum_of(self._files),
         )
 
     def __len__(self) -> int:
-        return sum(count for count, _ in self._parts)
+        return sum(count for count, _ in self._pieces)
 
     def each(self) -> Iterator[Found]:
         """Yield the place of each record, with the record or why it is broken."""
-        for _, read in self._parts:
+        for _, read in self._pieces:
             yield from read()
 
     def __iter__(self) -> Iterator[Record]:
@@ -134,10 +134,10 @@ def json_lines(name: str, files: Sequence[Path]) -> Records:
                     f"{path} is one JSON array; write an object per line, without "
                     "commas between them."
                 )
-    parts = [(sum(1 for _ in _lines(path)), partial(_objects, path)) for path in files]
-    if not any(count for count, _ in parts):
+    pieces = [(sum(1 for _ in _lines(path)), partial(_objects, path)) for path in files]
+    if not any(count for count, _ in pieces):
         raise SourceError(f"{name} is empty; name a file with a record per line.")
-    return Records(name, files, parts)
+    return Records(name, files, pieces)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -181,13 +181,13 @@ def _parsed(line: bytes) -> Record | str:
 
 def parquet(name: str, files: Sequence[Path]) -> Records:
     """The rows of parquet files; places count rows from 0."""
-    parts = []
+    pieces = []
     for path in files:
         with _parquet(path) as file:
-            parts.append((file.metadata.num_rows, partial(_rows_of, path)))
-    if not any(count for count, _ in parts):
+            pieces.append((file.metadata.num_rows, partial(_rows_of, path)))
+    if not any(count for count, _ in pieces):
         raise SourceError(f"{name} has no rows; name a file with a record per row.")
-    return Records(name, files, parts)
+    return Records(name, files, pieces)
 
 
 def _rows_of(path: Path) -> Iterator[Found]:

@@ -49,7 +49,7 @@ def worst_rank(rank: IntGY, exists: BoolG, mask: BoolY, *, share: float = 0.2) -
         arXiv:2506.13351, the query filter. Its share and its bound are not published.
     """
     width = rank.shape[-1]
-    table = jnp.asarray(np.maximum(reflect.parts(share, width, math.ceil), 1))
+    table = jnp.asarray(np.maximum(reflect.multiples(share, width, math.ceil), 1))
     worst = table[jnp.sum(mask, axis=-1)][..., None, None]
     order = jnp.sort(jnp.where(mask[..., None, :], rank, 0), -1, descending=True)
     taken = jnp.arange(width).reshape(*(1,) * (rank.ndim - 1), -1) < worst

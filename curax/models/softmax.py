@@ -1,7 +1,7 @@
-"""Parts of the softmax of decoding: one query per slot and head, over some of its keys.
+"""The softmax of decoding: one query per slot and head, over some of its keys.
 
-With l = q k^T / sqrt(d), m and z = sum_s e^(l_s - m) the maximum and sum over the keys
-of a part, `decoding` joins parts by their m and z. Where there are many columns, only
+With l = q k^T / sqrt(d), m and z = sum_s e^(l_s - m) the maximum and sum over these
+keys, `decoding` joins partial results by m and z. Where there are many columns, only
 blocks of them that hold a token are read, by a loop on a CPU and kernels elsewhere.
 There e^(l_s - m) is rounded to the precision of v, with the running m.
 
@@ -32,10 +32,10 @@ TRITON = "jax.experimental.pallas.triton"  # to be removed, says JAX 0.12
 LOWEST = float(jnp.finfo(jnp.float32).min)
 TINY = 1e-30  # sum where no key is visible, in place of 0
 
-Part = tuple[jax.Array, jax.Array, jax.Array]
+Partial = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> Part:
+def exponentials(q: jax.Array, k: jax.Array, seen: jax.Array) -> Partial:
     """Exponentials, maximum and sum of a softmax over one part of the keys.
 
     Args:
@@ -68,7 +68,7 @@ def _scores(q: jax.Array, k: jax.Array, seen: jax.Array, scale: float) -> jax.Ar
     return jnp.where(seen, scores * scale, LOWEST)
 
 
-def by_blocks(width: int, d: int, item: int) -> Callable[..., Part] | None:
+def by_blocks(width: int, d: int, item: int) -> Callable[..., Partial] | None:
     """How blocks of so many columns are read, as `of_blocks`; None: all are read.
 
     Heads, or those that lie side by side, have d entries of `item` bytes.
@@ -98,7 +98,7 @@ def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
 
 
 @jax.custom_batching.sequential_vmap
-def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part:
+def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Partial:
     """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
 
     Args:
@@ -149,7 +149,7 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
     return out, top[..., 0], jnp.maximum(total[..., 0], TINY)
 
 
-def added(state: Part, q, k, v, mask: jax.Array, scale: float) -> Part:
+def added(state: Partial, q, k, v, mask: jax.Array, scale: float) -> Partial:
     """A part with more keys: those of a block, of which the mask is visible.
 
     The state is as of `of_blocks`, m and z with an axis of size 1 behind; q as of
@@ -164,7 +164,7 @@ def added(state: Part, q, k, v, mask: jax.Array, scale: float) -> Part:
     return out * old + more, new, total * old + jnp.sum(e, -1, keepdims=True)
 
 
-def joined(one: Part, other: Part) -> Part:
+def joined(one: Partial, other: Partial) -> Partial:
     """Both parts as one: weighted values, maximum and sum of a softmax over both."""
     (out, top, total), (more, high, sum_) = one, other
     most = jnp.maximum(top, high)
@@ -179,7 +179,7 @@ def of_kernel(
     v: jax.Array,
     seen: jax.Array,
     source: jax.Array | None = None,
-) -> Part:
+) -> Partial:
     """`of_blocks` by `kernel`; slots read their own, or pages if `source` is given."""
     own = jnp.arange(q.shape[0], dtype=jnp.int32)
     source = own if source is None else source
@@ -218,7 +218,7 @@ def kernel(
     return of_platform(q, k, v, seen, source, slot)
 
 
-def written(out: jax.Array, log_sum: jax.Array, any_: jax.Array) -> Part:
+def written(out: jax.Array, log_sum: jax.Array, any_: jax.Array) -> Partial:
     """What `kernel` gives as a part with z = 1; `any_` `[N]`: whether a key is seen."""
     any_ = any_[:, None, None]
     return (
@@ -512,7 +512,7 @@ def triton(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
 
 
 # How columns are read by blocks, on the platforms where they are.
-BY_PLATFORM: dict[str, Callable[..., Part]] = {
+BY_PLATFORM: dict[str, Callable[..., Partial]] = {
     "cpu": of_blocks,
     "gpu": of_kernel,
     "tpu": of_kernel,
