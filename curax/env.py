@@ -43,7 +43,7 @@ def described() -> Iterator[tuple[str, str]]:
     yield "python", f"{platform.python_version()} {platform.python_implementation()}"
     yield "system", platform.platform()
     yield "processor", processor()
-    yield "memory", f"{machine.memory() / GIB:.1f} GiB"
+    yield "memory", f"{machine.ram() / GIB:.1f} GiB"
     yield "disk free here", f"{shutil.disk_usage('.').free / GIB:.1f} GiB"
     for name in PACKAGES:
         try:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from curax.models import written
 from curax.processes import peers
 from curax.settings.config_types import is_below
-from curax.settings.errors import WorkError, frames, out_of_memory
+from curax.settings.errors import WorkError, exhausted, frames
 from curax.settings.groups import Fields
 from curax.types import Task
 from curax.verify.serve import error_line, printable, short
@@ -288,7 +288,7 @@ class Engine(abc.ABC):
         except (EngineError, *ABSENT, *but):
             raise
         except Exception as error:
-            if out_of_memory(error):
+            if exhausted(error):
                 raise
             last, what = frames(error)[-1], self.quoted(error_line(error))
             where = f"{last.filename}:{last.lineno}"

@@ -843,9 +843,9 @@ def test_a_scan_holds_what_the_layout_takes(tmp_path, count):
 def test_problems_that_take_half_the_memory_are_refused(tmp_path, monkeypatch):
     texts = [{"question": f"{i}" * 10_000, "answer": f"{i}" * 10_000} for i in range(9)]
     opened = sources.open_records(json_lines(tmp_path / "a.jsonl", texts))
-    monkeypatch.setattr(machine, "memory", lambda: 2 * 20_000 * 10)
+    monkeypatch.setattr(machine, "ram", lambda: 2 * 20_000 * 10)
     assert len(scan(opened).problems) == 9
-    monkeypatch.setattr(machine, "memory", lambda: 2 * 20_000 * 5)
+    monkeypatch.setattr(machine, "ram", lambda: 2 * 20_000 * 5)
     assert raised(SourceError, scan, opened) == (
         f"the first 5 problems of {tmp_path / 'a.jsonl'} take half the memory of this "
         "machine; name fewer files, or fields of them with layouts.fields."

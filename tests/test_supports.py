@@ -402,11 +402,11 @@ def test_of_an_engine_there_is_room_for_tokens_as_likely_as_the_last():
 
 def test_what_is_noted_is_told_before_a_run_and_refused_where_it_cannot_be(monkeypatch):
     loop = SimpleNamespace(parts=build(replayed()), mesh=None)
-    monkeypatch.setattr(held, "memory_of_device", lambda: 2**30)
+    monkeypatch.setattr(held, "device_bytes", lambda: 2**30)
     assert held.kept_sets(loop) == (
         "Kept sets: 0.00037 MiB of 1 GiB of a device, 4 bytes of each token."
     )
-    monkeypatch.setattr(held, "memory_of_device", lambda: 100)
+    monkeypatch.setattr(held, "device_bytes", lambda: 100)
     with pytest.raises(ConfigError, match=r"set sampling\.top_k=1, of"):
         held.kept_sets(loop)
     loop.parts = build(TINY)

@@ -1014,7 +1014,7 @@ def test_a_dry_run_compiles_all_and_writes_nothing(
         assert temporaries > 0
 
     before = snapshot(whole[0])
-    monkeypatch.setattr(dry_run, "memory_of_device", lambda: 1)
+    monkeypatch.setattr(dry_run, "device_bytes", lambda: 1)
     argv = [*argv[:2], "--workdir", str(whole[0]), "--dry-run"]
     status, out, err = main(*argv, "--resume", "--set", "steps=8")
     assert (status, err) == (1, "")

@@ -99,7 +99,7 @@ def _failure_sentence(error: Exception) -> str:
     message = errors.text(error)
     if isinstance(error, NoOutcomeError):
         return f"{message}; nothing of it is kept, and the same command goes on."
-    if why := errors.out_of_memory(error):
+    if why := errors.exhausted(error):
         return f"{why}; go on with a lower --slots or --batch."
     return f"{message}; mend that, and the same command goes on."
 

@@ -334,7 +334,7 @@ def _sampling_spec(config: Config | None, task: Task, args: Namespace) -> Sampli
         own = sizes and getattr(sizes, name)
         given[name] = _first_given(getattr(args, name), own, default)
     tokens = max(args.n, 1) * args.batch * given["max_tokens"]
-    if tokens * TOKEN > machine.memory() / 2:
+    if tokens * TOKEN > machine.ram() / 2:
         raise ConfigError(
             f"--n {args.n} completions of --batch {args.batch} problems, of up to "
             f"--max-tokens {given['max_tokens']}, take half the memory of this machine "

@@ -35,7 +35,7 @@ def kept_sets(loop: Loop) -> str | None:
     rows = -(-parts.rows // shards) - (-parts.train_rows // shards)
     token = one.shape[0] * one.dtype.itemsize
     taken = parts.config.seeds * rows * sizes.max_tokens * token
-    limit = memory_of_device()
+    limit = device_bytes()
     if taken > limit:
         few = max(1, int(limit / taken * one.shape[0] / 2))
         raise ConfigError(
@@ -61,7 +61,7 @@ def line(loop: Loop) -> str | None:
     if not taken:
         return None
     sizes = loop.parts.config.sampling
-    limit = sizes.cache_gib * GIB if sizes.cache_gib else memory_of_device()
+    limit = sizes.cache_gib * GIB if sizes.cache_gib else device_bytes()
     whole = f"{gib(limit)} GiB of a device"
     slots = f"{found.slots} slots"
     if sizes.cache_gib:
@@ -88,7 +88,7 @@ def gib(taken: float) -> str:
     return f"{number:.2g}" if number < 99.5 else f"{number:,.0f}"
 
 
-def memory_of_device() -> int:
+def device_bytes() -> int:
     """Bytes of memory of a device: its own, or this machine's for CPUs."""
     stats = jax.local_devices()[0].memory_stats() or {}
-    return int(stats.get("bytes_limit", machine.memory()))
+    return int(stats.get("bytes_limit", machine.ram()))

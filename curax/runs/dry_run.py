@@ -11,7 +11,7 @@ from curax.planning import estimate, programs
 from curax.planning.programs import Compiled
 from curax.processes import peers
 from curax.runs import cache, folder, marks, reading, run
-from curax.runs.cache import memory_of_device
+from curax.runs.cache import device_bytes
 from curax.runs.progress import Progress
 from curax.settings.sizes import kept_of
 from curax.settings.tables import aligned
@@ -81,7 +81,7 @@ def dry_run(config: Config, workdir: Path, *, resume: bool) -> int:
             loaded, held = loop.loaded(), cache.lines(loop)
         loop.rehearse(compiler, loaded)
     most = most_bytes(loop, compiler)
-    limit = memory_of_device()
+    limit = device_bytes()
     run.say("\n".join([*sizes(loop), *held, "", *table(compiler), ""]))
     verdict = "It fits" if most <= limit else "It does not fit"
     where = f"a new run in {workdir}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from curax.settings.config_paths import ConfigError
-from curax.settings.errors import interrupted, no_device, out_of_memory, out_of_reach
+from curax.settings.errors import exhausted, interrupted, no_device, out_of_reach
 
 DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
 
@@ -284,7 +284,7 @@ def command_line(
                 if closed := out_of_reach(error) or no_device(error):
                     print(f"{name}: {closed}", file=sys.stderr)
                     return 2
-                if (why := out_of_memory(error)) is None:
+                if (why := exhausted(error)) is None:
                     raise
                 print(f"{name}: {why}; ask for less, or allow more.", file=sys.stderr)
                 return 1

@@ -36,7 +36,7 @@ def work_error(error: BaseException) -> tuple[BaseException, str] | None:
     The phrase has no full stop. Where several followed each other, the first is
     reported, for others are of closing files. None: a fault of the program.
     """
-    what = out_of_memory(error)
+    what = exhausted(error)
     if what is None and not isinstance(error, WorkError):
         return None
     before: BaseException | None = error
@@ -46,7 +46,7 @@ def work_error(error: BaseException) -> tuple[BaseException, str] | None:
     return error, what or str(error).rstrip(".")
 
 
-def out_of_memory(error: BaseException) -> str | None:
+def exhausted(error: BaseException) -> str | None:
     """Phrase for an error of Python or JAX that is one of memory; None for others."""
     text = _line(error)[:200].rstrip(".")
     of_jax = type(error).__name__ == "JaxRuntimeError" and (
@@ -120,7 +120,7 @@ def config_errors(config: Any = None) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        if out_of_memory(error):  # no fault of the config's
+        if exhausted(error):  # no fault of the config's
             raise
         if needed := missing(error):
             raise ConfigError(needed) from error

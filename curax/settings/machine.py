@@ -13,7 +13,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def memory() -> float:
+def ram() -> float:
     """Bytes of main memory; NaN where the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -21,7 +21,7 @@ def memory() -> float:
         return float("nan")
 
 
-def limit_memory(more: int, *, for_good: bool = False) -> None:
+def limit_bytes(more: int, *, for_good: bool = False) -> None:
     """Let this process take so many bytes more than it has reserved.
 
     Systems that do not say what it has reserved set no limit.

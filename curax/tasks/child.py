@@ -36,7 +36,7 @@ class Child:
         name: str,
         *args: Any,
         seconds: float = sandbox.SECONDS,
-        memory: int = sandbox.MEMORY,
+        space: int = sandbox.SPACE,
     ) -> dict[str, Any]:
         """What one of `sandbox.FUNCTIONS` returns; `{"error": ...}` beyond its limits.
 
@@ -44,13 +44,13 @@ class Child:
             name: of the function.
             *args: its arguments, which JSON can hold.
             seconds: of processor time.
-            memory: bytes that it may take.
+            space: bytes that it may take.
 
         Raises:
             TypeError: JSON cannot hold an argument.
             ValueError: likewise.
         """
-        request = json.dumps([name, args, seconds, memory]).encode()
+        request = json.dumps([name, args, seconds, space]).encode()
         with self._lock:
             for _ in range(2):  # it may have been killed since
                 ended = self._reply(request)
@@ -60,7 +60,7 @@ class Child:
                     limit = f"{seconds:g} s of processor time"
                     return {"error": f"TimeoutError: more than {limit}"}
                 if ended == -signal.SIGABRT:  # by code outside Python
-                    return {"error": f"MemoryError: more than {memory >> 20} MiB"}
+                    return {"error": f"MemoryError: more than {space >> 20} MiB"}
         return {"error": "the process that runs it ended twice"}
 
     def _reply(self, request: bytes) -> dict[str, Any] | int | None:

@@ -44,7 +44,7 @@ def generated(
             f"task.options of {dataset}: {text}; change what it names."
         ) from error
 
-    return records.in_memory(name, items)
+    return records.of_items(name, items)
 
 
 def layout(record: Mapping[str, Any]) -> Problem:

@@ -111,7 +111,7 @@ _line_found = partial(_found, kind="a JSON object", unit="line")
 _row_found = partial(_found, kind="text", unit="row")
 
 
-def in_memory(name: str, items: Sequence[Record]) -> Records:
+def of_items(name: str, items: Sequence[Record]) -> Records:
     """Items that are there, such as generated ones, as the records of a file."""
 
     def read() -> Iterator[Found]:

@@ -21,7 +21,7 @@ from curax.tasks import tokenizer_backends
 from curax.tasks.tokenizer_backends import error_line
 
 SECONDS = 1.0  # of processor time per rendering
-MEMORY = 2**29  # bytes of address space, beside those of the process itself
+SPACE = 2**29  # bytes of address space, beside those of the process itself
 # To templates: the day that Llama's name where they are told none. So prompts of a run,
 # and of an evaluation that goes on, are the same tomorrow.
 TODAY = date(2024, 7, 26)
@@ -100,13 +100,13 @@ def serve(number: int) -> None:
     pipe: Any = Connection(number)
     with contextlib.suppress(EOFError, OSError):
         while True:
-            name, args, seconds, memory = json.loads(pipe.recv_bytes())
-            machine.limit_memory(memory)
+            name, args, seconds, space = json.loads(pipe.recv_bytes())
+            machine.limit_bytes(space)
             signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
                 reply = json.dumps(FUNCTIONS[name](*args)).encode()
             except MemoryError:
-                reply = {"error": f"MemoryError: more than {memory >> 20} MiB"}
+                reply = {"error": f"MemoryError: more than {space >> 20} MiB"}
                 reply = json.dumps(reply).encode()
             signal.setitimer(signal.ITIMER_PROF, 0)
             pipe.send_bytes(reply)

@@ -233,7 +233,7 @@ def scan(
     """
     problems: list[Problem] = []
     digests: list[bytes] = []
-    seen, top, room = set[bytes](), 0, machine.memory() / 2
+    seen, top, room = set[bytes](), 0, machine.ram() / 2
     broken: list[RecordError | LayoutError] = []  # those that will be named
     counts: dict[str, int] = {"read": 0, "duplicate": 0, "too_long": 0, "broken": 0}
     total = len(records)

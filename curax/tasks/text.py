@@ -360,7 +360,7 @@ def _try(folder: Path) -> None:
         "probe",
         str(folder.absolute()),
         seconds=TRY_SECONDS + size / 2**21,
-        memory=sandbox.MEMORY + 16 * size,
+        space=sandbox.SPACE + 16 * size,
     )
     if error := reply.get("error"):
         raise ValueError(f"{file} fails with {error}; take another checkpoint's.")

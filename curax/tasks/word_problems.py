@@ -22,7 +22,7 @@ from curax.settings.declared import declares
 from curax.tasks import byte_pairs, file_task, layouts, text
 from curax.tasks.hints import HintWriter
 from curax.tasks.prompt_format import PromptFormat
-from curax.tasks.records import in_memory
+from curax.tasks.records import of_items
 from curax.types import Task
 from curax.verify import graders
 from curax.verify.workers import pool
@@ -481,8 +481,8 @@ def task(
     learnt = [*drawn(size, seed=seed, hinted=hinted_traces)]
     asked = [*drawn(num_held_out, seed=seed + size, unseen=unseen)]
     training, testing = file_task.generated(
-        in_memory("word problems", learnt),
-        in_memory("word problems, held out", asked),
+        of_items("word problems", learnt),
+        of_items("word problems, held out", asked),
         layout=partial(
             layouts.fields,
             solution="sentence" if sentences else "solution",

@@ -249,7 +249,7 @@ def _grade(pipe: int) -> None:
         send(missing(error) or f"{error_line(error)}; mend that.")
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    machine.limit_memory(memory_mb * 2**20, for_good=True)  # beyond its imports
+    machine.limit_bytes(memory_mb * 2**20, for_good=True)  # beyond its imports
     send(None)
     while True:
         for check in pickle.load(asked):
