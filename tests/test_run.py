@@ -290,17 +290,17 @@ def test_how_long_programs_took_is_known_the_next_time(tmp_path):
     config = {"seed": 1, "model": {"width": 8}}
     times = CompileTimes(tmp_path / "cache", config)
     assert times.last("step") is None
-    times.record("step", 28.123)
+    times.store("step", 28.123)
     assert CompileTimes(tmp_path / "cache", config | {"seed": 2}).last("step") == 28.12
     assert times.last("warm") is None
     assert CompileTimes(tmp_path / "cache", {"model": 1}).last("step") is None
     for text in ("", "[]", '{"a": "b"}'):
         next((tmp_path / "cache").iterdir()).write_text(text)
         assert times.last("step") is None
-        times.record("step", 3.0)
+        times.store("step", 3.0)
         assert times.last("step") == 3.0
     nowhere = CompileTimes(None, config)
-    nowhere.record("step", 1.0)
+    nowhere.store("step", 1.0)
     assert nowhere.last("step") is None
 
 

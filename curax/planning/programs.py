@@ -45,7 +45,7 @@ class Call:
         return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
 
 
-class Recorder(drivers.Abstract):
+class Collector(drivers.Abstract):
     """Driver for shapes alone that keeps the calls whose programs are planned."""
 
     def __init__(self):
@@ -55,7 +55,7 @@ class Recorder(drivers.Abstract):
         self._method: str | None = None  # whose hook is being called
 
     def of(self, method: Method) -> Method:
-        """The method, whose calls are recorded under its name."""
+        """The method, whose calls are collected under its name."""
 
         def named(hook):
             def call(*args):
@@ -77,16 +77,16 @@ class Recorder(drivers.Abstract):
         """As `Abstract.call`."""
         out = super().call(function, parts, *args)
         if reads_parameters(self.jitted(function, parts), args):
-            self._record(function, args, out, last=False)
+            self._keep(function, args, out, last=False)
         return out
 
     def finish(self, function, parts, *args):
         """As `Abstract.finish`."""
         out = super().finish(function, parts, *args)
-        self._record(function, args, out, last=True)
+        self._keep(function, args, out, last=True)
         return out
 
-    def _record(self, function, args, out, *, last):
+    def _keep(self, function, args, out, *, last):
         name = function.__name__.strip("_")
         name = f"{self._method}/{name}" if self._method else name
         call = Call(
@@ -146,10 +146,10 @@ def abstract_state(parts: Components) -> TrainState:
 
 def calls(parts: Components, state: TrainState) -> list[Call]:
     """Calls of a step whose programs are planned, in order; nothing is compiled."""
-    recorder = Recorder()
-    methods = tuple(recorder.of(method) for method in parts.methods)
-    step(recorder, dataclasses.replace(parts, methods=methods), state)
-    return recorder.calls
+    collector = Collector()
+    methods = tuple(collector.of(method) for method in parts.methods)
+    step(collector, dataclasses.replace(parts, methods=methods), state)
+    return collector.calls
 
 
 def with_copies(call: Call) -> Call:

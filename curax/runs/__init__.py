@@ -1,1 +1,1 @@
-"""A run in its folder: checkpoints, records, alarms, pictures."""
+"""A run in its folder: checkpoints, metrics, alarms, pictures."""

@@ -59,14 +59,14 @@ class CompileTimes:
 
     @contextlib.contextmanager
     def timed(self, program: str) -> Iterator[None]:
-        """Record the seconds of a program's first call, which compiles it."""
+        """Store the seconds of a program's first call, which compiles it."""
         start = time.monotonic()
         yield
         if program not in self._called:
             self._called.add(program)
-            self.record(program, time.monotonic() - start)
+            self.store(program, time.monotonic() - start)
 
-    def record(self, program: str, seconds: float) -> None:
+    def store(self, program: str, seconds: float) -> None:
         """Store the seconds of a program; a file that cannot be written is ignored."""
         if self._path is None:
             return

@@ -426,7 +426,7 @@ class Files:
 
         Args:
             rows: metrics, one row per step.
-            shown: `records.Shown` of each step; empty where nothing was drawn.
+            shown: `step.types.Shown` of each step; empty where nothing was drawn.
 
         Raises:
             NotWrittenError: disk full, or no permission.
@@ -532,7 +532,7 @@ def completion_rows(
 
     Args:
         step: number of the step.
-        shown: `records.Shown`, with a leading axis `[R]` of seeds if `seeds` has one.
+        shown: `step.types.Shown`; a leading axis `[R]` of seeds, if `seeds` has it.
         task: decodes tokens.
         seeds: `[]` or `[R]` integer, seeds of the run.
     """

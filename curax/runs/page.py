@@ -78,7 +78,7 @@ def render(
     """The page of a run as UTF-8, and its pictures as PNG by name.
 
     Args:
-        read: record of the run.
+        read: the run.
         title: headline of the page.
         version: as `templates.filled`.
     """

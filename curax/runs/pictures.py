@@ -37,7 +37,7 @@ def rates_at(
     """The curve of a metric, where it has values, over places by step.
 
     Args:
-        run: record of the run.
+        run: the run as it was read.
         metric: its name.
         place: horizontal position by step; other steps are left out.
         pen: name, colour and dashes, as `curve` takes them.

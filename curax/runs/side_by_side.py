@@ -35,7 +35,7 @@ def render(
     """The page as UTF-8.
 
     Args:
-        runs: records of the runs by name, at least one.
+        runs: as they were read, by name, at least one.
         title: headline of the page.
         version: as `templates.filled`.
         links: address of the page of each run, in their order; empty: there are none.

@@ -64,7 +64,7 @@ def check(config: Config) -> None:
         )
 
 
-def recorded(config: Config, tx: optax.GradientTransformation, start: Any) -> Any:
+def with_sums(config: Config, tx: optax.GradientTransformation, start: Any) -> Any:
     """The optimizer, with sums of gradients before and after clipping in its state."""
     clip = optax.clip_by_global_norm(config.update.clip_norm)
 
@@ -120,7 +120,7 @@ def updates(
 
     def made(config: Config) -> tuple[Any, Any, Any]:
         """Parameters, and minus the mean gradient before and after norm clipping."""
-        tx = recorded(config, parts.tx, state.opt_state)
+        tx = with_sums(config, parts.tx, state.opt_state)
         own = dataclasses.replace(state, opt_state=tx.init(state.params))
         less = dataclasses.replace(parts, config=config, tx=tx)
         params, (_, *sums), _ = optimise(less, own, contexts, batch)
