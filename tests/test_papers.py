@@ -30,7 +30,7 @@ from curax.settings.recipes import recipes
 from curax.step import drivers, states
 from curax.step.build import build
 from curax.step.step import step
-from curax.step.types import Selection, TrainRows
+from curax.step.types import Selection
 from curax.tasks import rationale, word_problems
 from experiments import in_small
 from experiments.references_control import experiment as references_control
@@ -243,7 +243,7 @@ def test_own_answers_pay_for_their_thoughts_alone():
     trains = Selection(
         drawn=SimpleNamespace(rollouts=rows, found={own_answer.NAME: thought}),
         given=None,
-        rows=TrainRows(row=jnp.arange(n), place=jnp.arange(n), used=jnp.ones(n, bool)),
+        **{"row": jnp.arange(n), "place": jnp.arange(n), "used": jnp.ones(n, bool)},
         of_tokens=jnp.full((n, width), 2.0),
     )
     got = own_answer.credit(drivers.Traced(), parts, None, trains).of_tokens

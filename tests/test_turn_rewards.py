@@ -18,7 +18,7 @@ from curax import advantage, reward
 from curax.step import loops
 from curax.step.build import build
 from curax.step.methods import turn_rewards
-from curax.step.types import Credit, Graded, Selection, TrainRows
+from curax.step.types import Credit, Graded, Selection
 
 TINY = replace(
     test_turning_runs.TINY,
@@ -37,8 +37,8 @@ def credited(rows, outcome, end=turning.END):
     given = Credit(keep=keep, credit=jnp.zeros((3, 4)), factor=factor)
     used = keep.reshape(-1)
     row = jnp.minimum(graded.groups.row.reshape(-1), 9)
-    places = TrainRows(place=jnp.arange(12), row=row, used=used)
-    trains = Selection(drawn=graded, given=given, rows=places)  # pyright: ignore[reportArgumentType]
+    names = {"place": jnp.arange(12), "row": row, "used": used}
+    trains = Selection(drawn=graded, given=given, **names)  # pyright: ignore[reportArgumentType]
     parts = replace(PARTS, task=replace(PARTS.task, end=end))
     return trains, turn_rewards.credit(None, parts, None, trains)  # pyright: ignore[reportArgumentType]
 
@@ -66,9 +66,9 @@ def naive(rows, n):
 def test_a_turn_is_credited_with_what_came_from_it_on():
     rows = drawn()
     trains, made = credited(rows, jnp.asarray(rows.turns.reward.sum(-1)))
-    credit, row = np.asarray(made.credit), np.asarray(trains.rows.row)
+    credit, row = np.asarray(made.credit), np.asarray(trains.row)
     several = 0
-    for m in np.flatnonzero(trains.rows.used):
+    for m in np.flatnonzero(trains.used):
         want = naive(rows, row[m])
         close(credit[m], want)
         several += len(np.unique(want[rows.mask[row[m]]])) > 1
@@ -96,8 +96,8 @@ def test_a_missing_outcome_gives_credit_to_nobody():
     rows = replace(rows, turns=replace(rows.turns, reward=lost))
     trains, made = credited(rows, jnp.asarray(outcome))
     assert np.isfinite(made.credit).all()
-    own = np.asarray(trains.rows.row) == 0
-    assert not np.asarray(made.credit)[own & np.asarray(trains.rows.used)].any()
+    own = np.asarray(trains.row) == 0
+    assert not np.asarray(made.credit)[own & np.asarray(trains.used)].any()
 
 
 @pytest.mark.long

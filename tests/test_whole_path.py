@@ -237,8 +237,8 @@ class Path:
         taken = {}
 
         def spy(parts, state, trains):
-            batch, rows = batch_of(parts, state, trains), trains.rows
-            taken.update(row=rows.row, used=rows.used, credit=batch.credit[:, 0])
+            batch = batch_of(parts, state, trains)
+            taken.update(row=trains.row, used=trains.used, credit=batch.credit[:, 0])
             return batch
 
         batch_of = learn.batch_of

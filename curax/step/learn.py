@@ -31,7 +31,6 @@ from curax.step.types import (
     Selection,
     Shown,
     StepRollouts,
-    TrainRows,
 )
 from curax.types import Batch, TrainState
 
@@ -46,7 +45,7 @@ def learn(
     params, opt_state, tally = optimise(parts, state, contexts, batch)
     tally.means.update(group_metrics(parts, drawn, seen, given))
     tally.means["reward/mean"] = metrics.mean(reward, seen.exists)
-    tally.counts["train/rows"] = metrics.count(selected.rows.used)
+    tally.counts["train/rows"] = metrics.count(selected.used)
     tally = metrics.join(drawn.tally, tally)
     for method in parts.methods:
         if method.metrics:
@@ -92,8 +91,10 @@ def prepared(
         seen.finished,
         drawn.known.pass_rate,
     )
-    rows = rows_to_train(parts, seen, given)
-    trains = Selection(drawn=drawn, given=given, rows=rows)
+    # Rows of the kept completions, in grid order, padded to M.
+    place, used = grids.compact(given.keep, rows=parts.train_rows)
+    row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
+    trains = Selection(drawn=drawn, given=given, place=place, row=row, used=used)
     for method in parts.methods:
         if method.credit:
             trains = method.credit(Traced(), parts, state, trains)
@@ -152,13 +153,6 @@ def compute_credit(
     return Credit(keep=keep, credit=credit, factor=factor)
 
 
-def rows_to_train(parts: Components, seen: Groups, given: Credit) -> TrainRows:
-    """Rows of the kept completions, in grid order, padded to M."""
-    place, used = grids.compact(given.keep, rows=parts.train_rows)
-    row = jnp.minimum(seen.row.reshape(-1)[place], parts.rows - 1)
-    return TrainRows(place=place, row=row, used=used)
-
-
 def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
     """The M rows to train on, with log-probs of the old and reference policies.
 
@@ -177,9 +171,9 @@ def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
         Kept sets: DeepSeek-AI 2025, "DeepSeek-V3.2: Pushing the Frontier of Open Large
         Language Models", arXiv:2512.02556, section 3.1 ("Keep Sampling Mask").
     """
-    cfg, drawn, rows = parts.config, trains.drawn, trains.rows
+    cfg, drawn, row = parts.config, trains.drawn, trains.row
     rollouts, mask, support = drawn.rollouts, trains.mask, trains.support
-    tokens, context = rollouts.tokens[rows.row], rollouts.context[rows.row]
+    tokens, context = rollouts.tokens[row], rollouts.context[row]
 
     def logprobs(params):
         model = policy(parts, state)
@@ -198,8 +192,8 @@ def batch_of(parts: Components, state: TrainState, trains: Selection) -> Batch:
         context=context,
         credit=trains.credit,
         multiplier=jnp.ones(mask.shape, jnp.float32),  # until an update modulates
-        logp_behaviour=drawn_from[rows.row],
-        logp_policy=logp_policy[rows.row],
+        logp_behaviour=drawn_from[row],
+        logp_policy=logp_policy[row],
         logp_old=logprobs(state.params) if needs_old_first(cfg) else None,
         logp_ref=logprobs(state.reference) if cfg.kl else None,
         imitated=trains.imitated,

@@ -232,21 +232,14 @@ class Credit:
 
 
 @flax.struct.dataclass(kw_only=True)
-class TrainRows:
-    """The M rows that train: their places in the grid and among the rows drawn."""
-
-    place: jax.Array  # [M] int32 in [0, B G), in the flat grid
-    row: jax.Array  # [M] int32 in [0, N), among those drawn
-    used: jax.Array  # [M] bool, False on rows left over
-
-
-@flax.struct.dataclass(kw_only=True)
 class Selection:
-    """What a step trains on, before it is a batch."""
+    """What a step trains on, before it is a batch: M rows of those that were drawn."""
 
     drawn: StepRollouts  # in the contexts in which they train
     given: Credit
-    rows: TrainRows
+    place: jax.Array  # [M] int32 in [0, B G), of each row in the flat grid
+    row: jax.Array  # [M] int32 in [0, N), among those drawn
+    used: jax.Array  # [M] bool, False on rows left over
     of_tokens: jax.Array | None = None  # [M, T] float32, credit of each token; None:
     # that of its completion
     imitated: Imitated | None = None  # completions to imitate besides
@@ -254,13 +247,13 @@ class Selection:
     @property
     def mask(self) -> jax.Array:
         """`[M, T]` bool, tokens of the rows that train."""
-        return self.drawn.rollouts.mask[self.rows.row] & self.rows.used[:, None]
+        return self.drawn.rollouts.mask[self.row] & self.used[:, None]
 
     @property
     def support(self) -> jax.Array | None:
         """`[M, T, S]`, kept sets of the tokens of these rows; None: not noted."""
         noted = self.drawn.rollouts.support
-        return None if noted is None else noted[self.rows.row]
+        return None if noted is None else noted[self.row]
 
     @property
     def credit(self) -> jax.Array:
@@ -268,7 +261,7 @@ class Selection:
         if self.of_tokens is not None:
             return self.of_tokens
         flat = self.given.credit.reshape(-1)
-        each = jnp.where(self.rows.used, flat[self.rows.place], 0.0)
+        each = jnp.where(self.used, flat[self.place], 0.0)
         return jnp.broadcast_to(each[:, None], self.mask.shape)
 
 

@@ -109,7 +109,7 @@ def credit(
     drive: Driver, parts: Components, state: TrainState, trains: Selection
 ) -> Selection:
     """What trains, with no credit for the answer, as under rewards by references."""
-    thought = trains.drawn.found[NAME][trains.rows.row]
+    thought = trains.drawn.found[NAME][trains.row]
     kept = jnp.where(inside(trains.mask, thought), trains.credit, 0.0)
     return dataclasses.replace(trains, of_tokens=kept)
 

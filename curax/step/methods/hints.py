@@ -282,26 +282,23 @@ def credit(
     how = present(parts.config.hint)
     if how.credit is None:
         return trains
-    drawn, given, rows = trains.drawn, trains.given, trains.rows
+    drawn, given, row = trains.drawn, trains.given, trains.row
     seen, mask = drawn.groups, trains.mask
     rollouts, contexts = drawn.rollouts, hint.none(drawn.prompts)
     logp = update.logprobs(
         draw.policy(parts, state),
         state.params,
         contexts,
-        rollouts.tokens[rows.row],
+        rollouts.tokens[row],
         mask,
-        rollouts.context[rows.row],
+        rollouts.context[row],
         settings_of_trained(parts.config),
         trains.support,
     )
     hinted = drawn.level > 0
-    ratio = masked.total(logp - rollouts.logp_behaviour[rows.row], mask)
-    ratio = (
-        jnp.zeros(parts.rows, jnp.float32)
-        .at[rows.row]
-        .add(jnp.where(rows.used, ratio, 0.0))
-    )
+    ratio = masked.total(logp - rollouts.logp_behaviour[row], mask)
+    zeros, used = jnp.zeros(parts.rows, jnp.float32), trains.used
+    ratio = zeros.at[row].add(jnp.where(used, ratio, 0.0))
     undone = stages.called(
         parts.config,
         "hint.credit",
@@ -311,8 +308,8 @@ def credit(
         grids.grid(ratio, seen.row, fill=0.0),
         hinted,
     )
-    other = rows.used & hinted[rollouts.prompt[rows.row]]
-    where = jnp.where(other, rows.row, parts.rows)  # out: dropped
+    other = used & hinted[rollouts.prompt[row]]
+    where = jnp.where(other, row, parts.rows)  # out: dropped
 
     def put(old):
         return old.at[where].set(logp, mode="drop")

@@ -285,25 +285,25 @@ def credit(
     length reward and rubric alone, centred as the recipe does. With `reflection.direct`
     the reference after the thought is imitated besides.
     """
-    drawn, given, rows = trains.drawn, trains.given, trains.rows
+    drawn, given, row = trains.drawn, trains.given, trains.row
     how, scored = present(parts.config.reflection), drawn.found[NAME]
     seen, rollouts, some = drawn.groups, drawn.rollouts, jnp.any(trains.mask, -1)
-    thought = scored.thought[rows.row]
+    thought = scored.thought[row]
     column = jnp.arange(trains.mask.shape[-1], dtype=jnp.int32)[None]
     if not how.answers:
         rest = jnp.where(seen.exists, grids.grid(scored.rest, seen.row, fill=0.0), 0.0)
         args = parts.config, rest, seen.exists, given.keep, given.factor
-        own = stages.advantage_credit(*args).reshape(-1)[rows.place]
+        own = stages.advantage_credit(*args).reshape(-1)[trains.place]
         own = jnp.where(some, own, 0.0)
         answer = trains.mask & (column >= thought[:, None])
         of_tokens = jnp.where(answer, own[:, None], trains.credit)
         trains = dataclasses.replace(trains, of_tokens=of_tokens)
     if isinstance(how.direct, int | float) and how.direct == 0:
         return trains
-    prompt, member = rollouts.prompt[rows.row], rollouts.member[rows.row]
+    prompt, member = rollouts.prompt[row], rollouts.member[row]
     reference, there = (x[prompt] for x in present(drawn.reference)[:2])
     tokens, mask, columns = grids.append_after(
-        rollouts.tokens[rows.row], thought, reference, there
+        rollouts.tokens[row], thought, reference, there
     )
     weight = jnp.where(there, scored.certainty.weight[prompt, member], 0.0)
     which = jnp.arange(mask.shape[0])[:, None]

@@ -81,8 +81,8 @@ def credit(
         )
 
     each = jax.vmap(of_turn, in_axes=-1, out_axes=-1)(later)
-    flat, rows = each.reshape(-1, each.shape[-1]), trains.rows
-    own = jnp.take_along_axis(flat[rows.place], turn[rows.row], -1)
+    flat = each.reshape(-1, each.shape[-1])
+    own = jnp.take_along_axis(flat[trains.place], turn[trains.row], -1)
     of_tokens = jnp.where(trains.mask, own, 0.0)
     return dataclasses.replace(trains, of_tokens=of_tokens)
 
