@@ -6,7 +6,7 @@ All arms draw rows of `--tokens` tokens, none less, by the same random policy on
 machine's device, a slot for each row. In one arm nothing ends a row. In the others
 every 64th token of the vocabulary ends a turn, and the environment answers with 24
 tokens, which are tokens of the row as well: about three turns in 256. It is called in
-the loop, or asked from the host, in rounds, by functions of Python in this process:
+the loop, or asked from the host, turn by turn, by functions of Python in this process:
 the same rows, so long as no two tokens are as likely to rounding. Arms take turns;
 each number is the median of nine draws, after one that compiles. Seconds of processors
 are those of all threads, which tell more where others use the machine.

@@ -450,8 +450,8 @@ class Answer(NamedTuple):
 class HostEnvironment:
     """What answers turns from outside of the program, many at a time.
 
-    Completions are drawn in rounds: one turn of each, then all answers, then the next
-    turn of those that go on.
+    Completions are drawn turn by turn: one of each, then all answers, then the next
+    of those that go on.
 
     Attributes:
         answer: `turns -> answers`, as many; a text in place of one says why there is

@@ -4,9 +4,9 @@
     has_ratio       the loss corrects for a policy that differs from the sampler's
     least_group     smallest group with a gradient; or the name of the option that
                     sets it
-    constant        a multiplier, or a correction of tokens, is 1 for every token
-    per             the option of a correction of tokens that is what a ratio is of
-    weighs          its option that is the correction whose weights it changes
+    constant        a multiplier, or an off-policy weight, is 1 for every token
+    per             the option of an off-policy rule that is what a ratio is of
+    weighs          its option that is the rule whose weights it changes
     of_batch        its weights depend on all rows of an update
     trains_prompt   a credit of hinted groups trains the prompt without its hint, by
                     the coefficient that they had under it

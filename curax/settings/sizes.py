@@ -61,7 +61,7 @@ def corrects_sampling(config: Fields) -> bool:
 
 
 def ratio_per(rule: Function) -> str:
-    """What the ratios are of that a correction of tokens weighs with: token, ..."""
+    """What the ratios are of that an off-policy rule weighs with: token, ..."""
     inner = declared_option(rule, "weighs")
     return ratio_per(inner) if inner else declared_option(rule, "per", "token")
 

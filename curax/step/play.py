@@ -1,9 +1,9 @@
-"""Turns that are answered on the host: rounds of a turn of each row, then all answers.
+"""Turns that are answered on the host: a turn of each row, then all answers.
 
     begun -> turn -> answers, on the host -> answered -> turn -> ... while any goes on
 
-A turn is drawn behind prompt and row so far, which are read again by one pass: between
-rounds nothing is kept of a row but its tokens, so no slot waits for an environment.
+A turn is drawn behind prompt and row so far, which are read again by one pass: in
+between nothing is kept of a row but its tokens, so no slot waits for an environment.
 Keys are those of the tokens, as in one draw, so an environment that is a function of
 JAX gives the same completions either way.
 """
