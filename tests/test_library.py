@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -270,40 +270,14 @@ def test_rows_to_train_on_fit_their_prompts():
         assert rows.batch.credit.shape == (6, 3)
 
 
-def test_prompts_may_be_of_the_host_as_those_of_files_are(followed):
-    parts, state = followed["parts"], followed["mine"]
-    prompts = parts.task.prompts(jax.numpy.arange(2))
-    drawn, logp = [], []
-    for asked in (prompts, jax.tree.map(np.asarray, prompts)):
-        own = curax.sample(parts, state, asked, 2, jax.random.key(0))
-        rows = curax.datum(asked, own.tokens, own.mask, context=own.context)
-        drawn.append(own.tokens)
-        logp.append(curax.compute_logprobs(parts, state, rows))
-    np.testing.assert_array_equal(*drawn)
-    np.testing.assert_array_equal(*logp)
+def even(target, tokens, mask):
+    """A verifier that a random policy satisfies now and then."""
+    return (tokens[:, 0] % 2 == 0).astype(np.float32)
 
 
-def test_the_share_of_each_token_is_asked_for(followed):
-    """One of rows would be taken for one of columns, where there are as many."""
-    parts, state = followed["parts"], followed["mine"]
-    rows, loss = followed["rows"], curax.loss.reinforce
-    with pytest.raises(ConfigError, match=r"weight of .* has shape \(4,\)"):
-        curax.forward_backward(parts, state, rows, loss, weight=np.ones(4))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        pytest.param(
-            {"sampling.top_p": 0.8, "sampling.replay_support": True},
-            marks=pytest.mark.long,
-        ),
-    ],
-    ids=["whole", "replayed"],
-)
-def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path, changes):
-    """One step of a recipe, from its own rollouts, by the functions for other loops."""
+@cache
+def small_run(**changes):
+    """Components and first state of a small recipe of one update."""
     config = override(
         small.get_config(),
         {
@@ -313,17 +287,54 @@ def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path, change
             "optimizer": partial(optax.sgd, learning_rate=0.1),
             "update.minibatches": 1,
         }
-        | changes,
+        | {f"sampling.{name}": value for name, value in changes.items()},
     )
+    task = config.task
+    parts = curax.build(replace(config, task=lambda: replace(task(), verify=even)))
+    return parts, curax.init(parts, seed=3)
 
-    def even(target, tokens, mask):
-        """A verifier that a random policy satisfies now and then."""
-        return (tokens[:, 0] % 2 == 0).astype(np.float32)
 
-    parts = curax.build(
-        replace(config, task=lambda make=config.task: replace(make(), verify=even))
-    )
-    state = curax.init(parts, seed=3)
+def test_prompts_may_be_of_the_host_as_those_of_files_are():
+    parts, state = small_run()
+    prompts = parts.task.prompts(jax.numpy.arange(2))
+    given = []
+    for asked in (prompts, jax.tree.map(np.asarray, prompts)):
+
+        @jax.jit
+        def drawn(state, key, asked=asked):
+            own = curax.sample(parts, state, asked, 2, key)
+            rows = curax.datum(asked, own.tokens, own.mask, context=own.context)
+            return own.tokens, curax.compute_logprobs(parts, state, rows)
+
+        given.append(drawn(state, jax.random.key(0)))
+    jax.tree.map(np.testing.assert_array_equal, *given)
+
+
+def test_the_share_of_each_token_is_asked_for():
+    """One of rows would be taken for one of columns, where there are as many."""
+    parts, state = small_run()
+    tokens = np.ones((4, 4), np.int32)
+    rows = curax.datum(parts.task.prompts(np.arange(4)), tokens, tokens > 0)
+    with pytest.raises(ConfigError, match=r"weight of .* has shape \(4,\)"):
+        curax.forward_backward(
+            parts, state, rows, curax.loss.reinforce, weight=np.ones(4)
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(
+            {"top_p": 0.8, "replay_support": True},
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=["whole", "replayed"],
+)
+def test_the_parts_of_a_step_make_the_update_of_the_shipped_one(tmp_path, changes):
+    """One step of a recipe, from its own rollouts, by the functions for other loops."""
+    parts, state = small_run(**changes)
 
     @jax.jit
     def by_hand(state):
