@@ -55,23 +55,30 @@ def test_a_step_trains_on_what_the_policy_before_the_last_update_drew():
     drawn_by = jax.jit(lambda state: completions(drive, parts, state)[1])
     learnt = jax.jit(partial(learn, parts))
     observed = jax.jit(partial(draw.observe, parts))
-    state = loops.Jitted(parts).begin(jax.device_put(warmed(1)))
-    before, rows = (state := replace(state, behaviour=None)), []
-    for step in range(STEPS):
-        own = replace(before, step=state.step, position=state.position)
-        drawn = drawn_by(own)
-        now = observed(state.memory, drawn.prompts, drawn.groups)
-        before = state
-        state, (values, shown) = learnt(state, replace(drawn, memory=now))
-        rows.append(values)
-        assert np.all(shown.version == step)  # of a draw at once
+    begun = loops.Jitted(parts).begin(jax.device_put(warmed(1)))
+
+    def made(lag):
+        """The state and metrics of steps whose draws are so many updates behind."""
+        states, rows = [replace(begun, behaviour=None)], []
+        for step in range(STEPS):
+            state, by = states[-1], states[max(step - lag, 0)]
+            own = replace(by, step=state.step, position=state.position)
+            drawn = drawn_by(own)
+            now = observed(state.memory, drawn.prompts, drawn.groups)
+            state, (values, shown) = learnt(state, replace(drawn, memory=now))
+            states.append(state)
+            rows.append(values)
+            assert np.all(shown.version == step)  # of a draw at once
+        return jax.device_get(states[-1]), rows
+
     want, metrics = reference()
+    state, rows = made(lag=1)
     rows = [
         row | {k: v for k, v in more.items() if "lag" in k or "time" in k}
         for row, more in zip(rows, metrics, strict=True)
     ]
-    assert_same((jax.device_get(state), rows), (want, metrics))
-    same = jax.tree.map(np.array_equal, want.params, trained(at_once())[0].params)
+    assert_same((state, rows), (want, metrics))
+    same = jax.tree.map(np.array_equal, want.params, made(lag=0)[0].params)
     assert not all(jax.tree.leaves(same))
 
 
