@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import pytest
 import small
+import tiny
 from run_files import lines
 from test_loops import STOPPED, TINY, warmed
 
@@ -42,7 +43,7 @@ def asking(url, kind=engine.vllm, base=TINY, **options):
 
 @lru_cache
 def params():
-    return jax.device_get(build(TINY).model.init(jax.random.key(3)))
+    return jax.device_get(tiny.random_params(build(TINY).model))
 
 
 def source(parts, step=0, given=None):
