@@ -76,18 +76,18 @@ def limit(wanted: jax.Array, most: float | jax.Array) -> jax.Array:
 def before_draw(
     drive: Driver, parts: Components, state: TrainState, request: StepRequest
 ) -> StepRequest:
-    """The request with hints in its contexts, at levels planned by the controller."""
+    """The request with hints in its contexts, at levels set by the controller."""
     if not present(parts.config.hint).controller:
         return request
-    level, wanted = drive.call(planned_level, parts, state, request.prompts)
+    level, wanted = drive.call(controlled_level, parts, state, request.prompts)
     hints, cost = hint_sources.make(drive, parts, state, request.prompts, wanted)
     return drive.call(with_hints, parts, request, hints, level, cost)
 
 
-def planned_level(
+def controlled_level(
     parts: Components, state: TrainState, prompts: Prompts
 ) -> tuple[jax.Array, jax.Array]:
-    """Hint level that a controller planned for each prompt, and which prompts get it.
+    """Hint level that a controller has set for each prompt, and which prompts get it.
 
     Returns:
         `[B]` int32, 0 for prompts beyond the share `hint.most`; `[B]` bool.
@@ -332,7 +332,7 @@ def after_update(
 ) -> HintMemory:
     """Memory of hints after a step: the level of the next visit, and who had a hint.
 
-    A prompt that was not drawn at the level planned for it keeps that level. Of one
+    A prompt that was not drawn at the level set for it keeps that level. Of one
     that the step has twice the last group decides.
     """
     how, memory = present(parts.config.hint), state.methods[NAME]
@@ -341,14 +341,14 @@ def after_update(
     if how.controller:
         rate = masked.mean(seen.outcome, seen.exists)
         rate = jnp.where(jnp.any(seen.exists, -1), rate, jnp.nan)
-        planned = level[who]
+        given = level[who]
         then = stages.called(
-            parts.config, "hint.controller", planned, rate, levels=how.levels
+            parts.config, "hint.controller", given, rate, levels=how.levels
         )
         size = level.shape[0]
         once = jnp.where(grids.last_of_each(who, size=size), who, size)  # out: dropped
         level = level.at[once].set(
-            jnp.where(drawn.level == planned, then, planned), mode="drop"
+            jnp.where(drawn.level == given, then, given), mode="drop"
         )
     return HintMemory(level=level, hinted=memory.hinted.at[who].max(drawn.level > 0))
 
