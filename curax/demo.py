@@ -41,7 +41,7 @@ SIZES: dict[str, Any] = {
     "mlp_width": 128,
 }
 
-WRITTEN = ("rope_scaling", "max_positions", "dtype", "shards", "style", "extra")
+HEAD_DIM = 16
 
 CONFIG = '''\
 """Word problems with a tiny model: a warm start on worked solutions, then RL.
@@ -183,16 +183,31 @@ def write_text(folder: Path) -> None:
         seed += count
 
 
-def write_model(folder: Path, spoken: text.Tokenizer, **options: Any) -> None:
+def write_model(
+    folder: Path,
+    spoken: text.Tokenizer,
+    architecture: str = "Qwen3ForCausalLM",
+    **options: Any,
+) -> None:
     """Write a random model with a tokenizer into a new folder.
 
     Args:
         folder: does not exist yet.
         spoken: the tokenizer, whose files are copied.
-        **options: of `checkpoint`, in place of the sizes of the demo's model.
+        architecture: of `families.FAMILIES`.
+        **options: of `transformer.model`, in place of the sizes of the demo's model.
     """
-    rows = -(-spoken.size // 64) * 64  # more than words, as real ones have
-    checkpoint(folder, vocab_size=rows, **(SIZES | options))
+    family = families.FAMILIES[architecture]
+    model = transformer.model(
+        vocab_size=-(-spoken.size // 64) * 64,  # more than words, as real ones have
+        head_dim=HEAD_DIM,
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        scan_layers=True,  # drawn the same, and quicker to compile
+        **(SIZES | options),
+    )
+    params = jax.jit(model.init)(jax.random.key(0))
+    write_new(folder, params, head_dim=HEAD_DIM, rope_theta=1e4, norm_eps=1e-6)
     shutil.copytree(spoken.path, folder, dirs_exist_ok=True)
 
 
@@ -267,61 +282,6 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
     """Write a file of JSON lines; its path is returned."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
     return path
-
-
-def checkpoint(
-    destination: Path,
-    *,
-    vocab_size: int,
-    architecture: str = "Qwen3ForCausalLM",
-    seed: int = 0,
-    noise: float = 0.0,
-    head_dim: int = 16,
-    rope_theta: float = 10_000.0,
-    norm_eps: float = 1e-6,
-    **options: Any,
-) -> None:
-    """Write a checkpoint of random parameters.
-
-    Args:
-        destination: folder that does not exist yet.
-        vocab_size: rows of the embedding.
-        architecture: of `families.FAMILIES`.
-        seed: of the parameters.
-        noise: standard deviation of what is added to each, scales of norms included.
-        head_dim: as the model's, and so are the two options that follow.
-        rope_theta: base of the rotary frequencies.
-        norm_eps: of every RMSNorm.
-        **options: of `transformer.model` and of `write_new`.
-    """
-    family = families.FAMILIES[architecture]
-    written = {name: options.pop(name) for name in WRITTEN if name in options}
-    policy = transformer.model(
-        vocab_size=vocab_size,
-        head_dim=head_dim,
-        qk_norm=family.qk_norm,
-        qkv_bias=family.qkv_bias,
-        scan_layers=True,  # drawn the same, and quicker to compile
-        **options,
-    )
-
-    @jax.jit
-    def drawn(key: jax.Array) -> Any:
-        params = policy.init(key)
-        leaves, tree = jax.tree.flatten(params)
-        keys = jax.random.split(jax.random.fold_in(key, 1), len(leaves))
-        pairs = zip(keys, leaves, strict=True)
-        noisy = [leaf + noise * jax.random.normal(k, leaf.shape) for k, leaf in pairs]
-        return jax.tree.unflatten(tree, noisy)
-
-    write_new(
-        destination,
-        drawn(jax.random.key(seed)),
-        head_dim=head_dim,
-        rope_theta=rope_theta,
-        norm_eps=norm_eps,
-        **written,
-    )
 
 
 if __name__ == "__main__":

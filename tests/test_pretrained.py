@@ -12,6 +12,7 @@ import sys
 from functools import cache, partial
 from pathlib import Path
 
+import checkpoints
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +21,6 @@ import tiny
 from contracts import close
 from safetensors.numpy import load_file, save_file
 
-from curax import demo
 from curax.config import Mesh
 from curax.models import attention, families, pretrained, tensors
 from curax.models.export import export, export_adapter, write_new
@@ -228,7 +228,8 @@ def test_reading_takes_little_more_memory_than_the_parameters(tmp_path):
     )
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shape)
     options = {"head_dim": 64, "rope_theta": 1e4, "norm_eps": 1e-6}
-    write_new(folder, zeros, dtype=jnp.bfloat16, shards=3, **options)
+    write_new(folder, zeros, dtype=jnp.bfloat16, **options)
+    checkpoints.cut(folder, 3)
     command = [sys.executable, "-c", PEAK, str(folder)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     grown, size, leaf = map(int, said.split())
@@ -566,7 +567,8 @@ def test_a_config_is_read_as_it_was_written(architecture, style, scaling, tmp_pa
         "qk_norm": family.qk_norm,
         "qkv_bias": family.qkv_bias,
     }
-    content = families.written(options, dtype="bfloat16", max_positions=64, style=style)
+    content = families.written(options, dtype="bfloat16")
+    content = checkpoints.as_transformers_4(content) if style == 4 else content
     assert content["architectures"] == [architecture]
     assert ("rope_theta" in content) == ("torch_dtype" in content) == (style == 4)
     file = tmp_path / "config.json"
@@ -598,8 +600,10 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(tmp_path):
 def test_a_model_without_a_source_becomes_a_checkpoint(shards, scan_layers, tmp_path):
     own = tiny.model(scan_layers=scan_layers)
     drawn = tiny.random_params(own)
-    options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6, "shards": shards}
+    options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6}
     write_new(tmp_path / "out", drawn, extra={"eos_token_id": 9}, **options)
+    if shards > 1:
+        checkpoints.cut(tmp_path / "out", shards)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == ["Qwen3ForCausalLM"]
     assert config["eos_token_id"] == 9
@@ -609,42 +613,6 @@ def test_a_model_without_a_source_becomes_a_checkpoint(shards, scan_layers, tmp_
     tokens = np.arange(5, dtype=np.int32)[None]
     at = tokens, tokens, np.ones((1, 5), bool)
     equal(logits(read, drawn, *at), logits(own, drawn, *at))
-
-
-@pytest.mark.long
-def test_files_hold_about_as_much_as_each_other(tmp_path):
-    sizes = {str(i): i for i in range(1, 100)}
-    inside = tensors.in_files(sizes, 3)
-    assert [name for names in inside.values() for name in names] == [*sizes]
-    held = [sum(sizes[name] for name in names) for names in inside.values()]
-    assert max(held) - min(held) < 200
-    demo.checkpoint(tmp_path / "out", vocab_size=11, shards=2)
-    index = json.loads((tmp_path / "out" / tensors.INDEX).read_text())
-    total = sum(x.nbytes for f in tmp_path.rglob("*.safetensors") for x in values(f))
-    assert index["metadata"] == {"total_size": total}
-
-
-def values(file):
-    return load_file(file).values()
-
-
-@pytest.mark.long
-def test_a_checkpoint_is_drawn_from_its_seed(tmp_path):
-    for name, options in {
-        "a": {},
-        "b": {},
-        "c": {"seed": 1},
-        "d": {"noise": 0.1},
-    }.items():
-        demo.checkpoint(
-            tmp_path / name, vocab_size=11, layers=1, dtype=jnp.bfloat16, **options
-        )
-    a, b, c, d = (files(tmp_path / name)["model.safetensors"] for name in "abcd")
-    assert a == b
-    assert a != c
-    assert a != d
-    scale = load_file(tmp_path / "d" / "model.safetensors")["model.norm.weight"]
-    assert 0 < np.abs(scale.astype(np.float32) - 1).max() < 0.5
 
 
 def test_options_that_no_architecture_has_are_refused(tmp_path):

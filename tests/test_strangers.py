@@ -11,6 +11,7 @@ import shutil
 import time
 from pathlib import Path
 
+import checkpoints
 import numpy as np
 import pytest
 import real
@@ -39,8 +40,9 @@ def good(tmp_path_factory):
     """A folder as it should be: a model in two files, a tokenizer, a chat template."""
     folder = tmp_path_factory.mktemp("good") / "model"
     model = tiny.model(vocab_size=VOCAB)
-    options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6, "shards": 2}
+    options = {"head_dim": 8, "rope_theta": 1e4, "norm_eps": 1e-6}
     write_new(folder, tiny.random_params(model), **options)
+    checkpoints.cut(folder, 2)
     byte_pairs.tokenizer(folder, ["the end of the end"] * 9, vocab_size=VOCAB)
     return folder
 

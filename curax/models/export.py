@@ -6,7 +6,6 @@ A folder gets its name when it is complete.
 import contextlib
 import fnmatch
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,10 +147,7 @@ def write_new(
     norm_eps: float,
     rope_scaling: RopeScaling | None = None,
     lora_alpha: float | None = None,
-    max_positions: int = 32768,
     dtype: Any = jnp.float32,
-    shards: int = 1,
-    style: int = 5,
     extra: Mapping[str, Any] | None = None,
     tokenizer: Path | None = None,
     form: Mapping[str, Any] | None = None,
@@ -169,10 +165,7 @@ def write_new(
         norm_eps: of every RMSNorm.
         rope_scaling: of the rotary frequencies.
         lora_alpha: as the model's; needed where there are adapters.
-        max_positions: tokens of the longest context.
         dtype: what the tensors are kept in.
-        shards: safetensors files.
-        style: spelling of config.json, of transformers 4 or 5.
         extra: more fields of config.json, as `eos_token_id`.
         tokenizer: folder of a checkpoint whose tokenizer goes with the model.
         form: as `export`.
@@ -205,26 +198,17 @@ def write_new(
         "qkv_bias": f"{first}self_attn.q_proj.bias" in wanted,
     }
     kind = jnp.dtype(dtype)
-    config = families.written(
-        options, dtype=kind.name, max_positions=max_positions, style=style
-    )
-    sizes = {
-        name: math.prod(part.shape) * kind.itemsize for name, part in wanted.items()
-    }
-    files = tensors.in_files(sizes, shards)
+    config = families.written(options, dtype=kind.name)
     copies: list[Path] = []
     if tokenizer is not None:
         held = others(tokenizer, hub.TOKENIZER)
         copies = [tokenizer / file for file in held if len(file.parts) == 1]
     with _folder(destination) as folder:
-        for file, names in files.items():
-            values = {
-                name: _value(params, wanted[name], scale).astype(kind) for name in names
-            }
-            tensors.write_new(folder / file, values)
-        if shards > 1:
-            index = tensors.index(files, sum(sizes.values()))
-            (folder / tensors.INDEX).write_text(index)
+        values = {
+            name: _value(params, part, scale).astype(kind)
+            for name, part in wanted.items()
+        }
+        tensors.write_new(folder / tensors.SINGLE, values)
         _write_json(folder / "config.json", config | dict(extra or {}))
         for file in copies:
             shutil.copy(file, folder)

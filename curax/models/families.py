@@ -40,6 +40,7 @@ SIZES = {
 # Accepted ranges: float32 can compute with these numbers.
 EPS, THETA, FACTOR = (1e-20, 0.1), (1.0, 1e15), (1e-6, 1e6)
 WINDOW = 2**31 - 1
+MAX_POSITIONS = 32768  # of a new checkpoint, tokens of the longest context
 # Field: the values without effect. Absence always is one of them.
 INERT: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
@@ -95,16 +96,12 @@ def read(file: Path) -> dict[str, Any]:
     }
 
 
-def written(
-    options: dict[str, Any], *, dtype: str, max_positions: int, style: int
-) -> dict[str, Any]:
+def written(options: dict[str, Any], *, dtype: str) -> dict[str, Any]:
     """The content of the config.json of a model; `read` returns its options.
 
     Args:
         options: of `transformer.model`, all that `read` returns.
         dtype: of the tensors, as `float32`.
-        max_positions: tokens of the longest context.
-        style: the spelling, of transformers 4 or 5.
 
     Raises:
         ValueError: if no architecture has these options.
@@ -117,16 +114,9 @@ def written(
             f"{', '.join(FAMILIES)}; export a model that has one of the two."
         )
     family, scaling = FAMILIES[found[0]], options["rope_scaling"]
-    rope = {"rope_type": "llama3", **dataclasses.asdict(scaling)} if scaling else None
-    theta = {"rope_theta": options["rope_theta"]}
-    spelling = (
-        {**theta, "rope_scaling": rope, "torch_dtype": dtype}
-        if style == 4
-        else {
-            "rope_parameters": theta | (rope or {"rope_type": "default"}),
-            "dtype": dtype,
-        }
-    )
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if scaling:
+        rope = {"rope_type": "llama3", **dataclasses.asdict(scaling)}
     fixed: dict[str, Any] = {"attention_bias": False} if not family.qkv_bias else {}
     if family.model_type == "llama":
         fixed |= {"mlp_bias": False}
@@ -137,10 +127,11 @@ def written(
         "model_type": family.model_type,
         "hidden_act": "silu",
         **{field: options[name] for name, (field, _) in SIZES.items()},
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": MAX_POSITIONS,
         "rms_norm_eps": options["norm_eps"],
         "tie_word_embeddings": options["tied"],
-        **spelling,
+        "rope_parameters": {"rope_theta": options["rope_theta"], **rope},
+        "dtype": dtype,
         **fixed,
     }
 

@@ -5,8 +5,7 @@ the file and `[in, out]` in the model; embedding and head are `[V, D]` in both.
 """
 
 import contextlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -280,23 +279,3 @@ def write_new(file: Path, values: Mapping[str, np.ndarray]) -> None:
 
     whole = {name: np.ascontiguousarray(value) for name, value in values.items()}
     file.write_bytes(save(whole, metadata={"format": "pt"}))
-
-
-def in_files(sizes: Mapping[str, int], count: int) -> dict[str, list[str]]:
-    """The tensors of each of `count` files of about one size, in order."""
-    if count == 1:
-        return {SINGLE: list(sizes)}
-    names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
-    inside: dict[str, list[str]] = {name: [] for name in names}
-    total, done = sum(sizes.values()), 0
-    for name, size in sizes.items():
-        inside[names[min(done * count // total, count - 1)]].append(name)
-        done += size
-    return inside
-
-
-def index(inside: Mapping[str, Iterable[str]], total: int) -> str:
-    """The text of an index file."""
-    places = {name: file for file, names in inside.items() for name in names}
-    content = {"metadata": {"total_size": total}, "weight_map": places}
-    return json.dumps(content, indent=2, sort_keys=True) + "\n"

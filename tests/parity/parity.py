@@ -8,6 +8,7 @@ import json
 from functools import cache, partial
 from pathlib import Path
 
+import checkpoints
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from curax import demo, evaluate, rollout
+from curax import evaluate, rollout
 from curax.models import pretrained, rotary
 from curax.models.export import export, export_adapter
 from curax.tasks import word_problems
@@ -63,7 +64,7 @@ def folder(tmp_path_factory):
         options = {"norm_eps": 1e-5, "noise": 0.1, "head_dim": 8} | CHECKPOINTS[name]
         # No token ends a completion: continuations are compared to their last.
         extra = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-        demo.checkpoint(parent / name, vocab_size=V, extra=extra, **SIZES, **options)
+        checkpoints.write(parent / name, vocab_size=V, extra=extra, **SIZES, **options)
         return parent / name
 
     return path
