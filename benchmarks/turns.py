@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,8 +29,18 @@ from curax.arrays.turns import Episodes
 from curax.models import transformer
 from curax.step import drivers
 from curax.step.types import Request, Subject
-from curax.tasks import environments
-from curax.types import Contexts, Environment, Observation, Prompts, Task, Weights
+from curax.types import (
+    Answer,
+    Contexts,
+    Environment,
+    HostEnvironment,
+    Observation,
+    Prompts,
+    Task,
+    Turn,
+    Weights,
+)
+from curax.verify.serve import after_a_turn
 
 VOCAB, PROMPT, WIDTH, EVERY, TIMES = 512, 16, 24, 64, 9
 
@@ -55,6 +65,66 @@ def observe(
     return state + 1, seen
 
 
+def here(
+    environment: Environment, *, measures: tuple[str, ...] = ()
+) -> HostEnvironment:
+    """An environment of Python, answered in this process, turn after turn.
+
+    Nothing stops one that hangs or crashes: for tests, and where it is one's own.
+    """
+
+    def answer(turns: list[Turn]) -> Sequence[Answer | str]:
+        return [_answer(environment, turn) for turn in turns]
+
+    return HostEnvironment(answer=answer, measures=measures)
+
+
+def from_jax(environment: Environment, *, steps: int, pad: int) -> Environment:
+    """The same environment as functions of Python.
+
+    Args:
+        environment: of JAX functions.
+        steps: T, tokens of a completion.
+        pad: token behind the end of a turn.
+    """
+
+    @jax.jit
+    def begun(halves: jax.Array, target: Any) -> Any:
+        return environment.reset(jax.random.wrap_key_data(halves), target)
+
+    observed = jax.jit(environment.observe)
+
+    def reset(key: int, target: Any) -> Any:
+        halves = np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
+        return jax.device_get(begun(halves, target))
+
+    def observe(state: Any, turn: list[int]) -> tuple[Any, Observation]:
+        tokens = np.full(steps, pad, np.int32)
+        tokens[: len(turn)] = turn
+        after, seen = jax.device_get(observed(state, tokens, np.int32(len(turn))))
+        length = seen.tokens.size if seen.length is None else int(seen.length)
+        words = seen.tokens[: max(length, 0)].tolist()
+        return after, dataclasses.replace(seen, tokens=words)
+
+    return Environment(reset=reset, observe=observe, measure=environment.measure)
+
+
+def _answer(environment: Environment, turn: Turn) -> Answer:
+    """What an environment of Python says to a turn."""
+    before = turn.state
+    if before is None:
+        before = environment.reset(turn.key, turn.target)
+    after, seen = after_a_turn(environment.observe(before, turn.tokens))
+    found = environment.measure(after) if environment.measure else {}
+    return Answer(
+        state=after,
+        tokens=list(map(int, seen.tokens)),
+        done=bool(seen.done),
+        reward=float(seen.reward),
+        found={name: float(value) for name, value in found.items()},
+    )
+
+
 def arms(rows: int, tokens: int, width: int, layers: int) -> dict[str, Callable]:
     """Compiled draws by name, each `key -> Rollouts`."""
     model = transformer.model(
@@ -77,7 +147,7 @@ def arms(rows: int, tokens: int, width: int, layers: int) -> dict[str, Callable]
     def draw(how: rollout.Settings, key: jax.Array):
         return rollout.sample(model, params, contexts, wanted, key, how)
 
-    hosted = environments.here(environments.from_jax(world, steps=tokens, pad=0))
+    hosted = here(from_jax(world, steps=tokens, pad=0))
     nothing: Any = None
     task = Task(
         vocab_size=VOCAB,
@@ -87,8 +157,6 @@ def arms(rows: int, tokens: int, width: int, layers: int) -> dict[str, Callable]
         num_held_out=prompts,
         prompts=nothing,
         held_out=nothing,
-        traces=None,
-        verify=None,
         on_device=False,
         decode=str,
         environment=hosted,

@@ -141,10 +141,8 @@ class Batch:
     multiplier: jax.Array  # [M, T] float32, modulates the policy term of each token
     logp_behaviour: jax.Array  # [M, T] float32, nats
     logp_policy: jax.Array  # [M, T] float32, nats
-    logp_old: (
-        jax.Array | None
-    )  # [M, T] float32, nats; None: the policy is still old, or
-    # nothing reads what it was
+    # [M, T] float32, nats; None: the policy is still old, or nothing reads what it was
+    logp_old: jax.Array | None
     logp_ref: jax.Array | None  # [M, T] float32, nats; None: no KL to a reference
     imitated: "Imitated | None" = None  # completions to imitate besides; None: none
     off_policy: jax.Array | None = None  # [M, T] float32, weights of a rule that needs
@@ -532,10 +530,10 @@ class Task:
     num_held_out: int
     prompts: Callable[[Any], Prompts]
     held_out: Callable[[Any], Prompts]
-    traces: Callable[[Any, Prompts], tuple[Any, Any]] | None
-    verify: Callable | None
     on_device: bool
     decode: Callable[[Any], str]
+    traces: Callable[[Any, Prompts], tuple[Any, Any]] | None = None
+    verify: Callable | None = None
     in_files: bool = False
     verify_all: (
         Callable[[list[Any], list[Any]], Sequence[float | str | None]] | None

@@ -13,9 +13,9 @@ from pathlib import Path
 import small
 import tiny
 
+from benchmarks.turns import here
 from curax.config import Config, override
 from curax.runs import folder, page
-from curax.tasks import environments
 from curax.types import Environment, Observation, Task
 
 FILE = Path(__file__)
@@ -54,7 +54,7 @@ def task(
 
     if turns:
         world = Environment(reset=lambda key, _: [key % 5, 0], observe=observe)
-        world = environments.here(world)
+        world = here(world)
         end = tuple(range(0, built.vocab_size, 4))
         return replace(built, verify=None, end=end, on_device=False, environment=world)
     return replace(built, verify=by_mood if moody else odd)

@@ -25,6 +25,7 @@ import tiny
 import turning
 from words import tokenizer
 
+from benchmarks.turns import here
 from curax.config import ConfigError
 from curax.step import drivers, play
 from curax.step.types import Request, Subject
@@ -77,7 +78,7 @@ def request(**options):
     )
 
 
-HERE = environments.here(turning.in_python(), measures=("parity",))
+HERE = here(turning.in_python(), measures=("parity",))
 
 
 def played(world=HERE, **options):

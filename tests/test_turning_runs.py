@@ -11,13 +11,14 @@ import pytest
 import test_loops
 from contracts import close
 
+from benchmarks.turns import from_jax, here
 from curax import hint, off_policy, stop
 from curax.config import ConfigError, Evaluation, Hint, Mesh, Pilot, Stop, override
 from curax.runs.folder import completion_rows
 from curax.step import loops
 from curax.step.build import build
 from curax.step.methods import prefixes
-from curax.tasks import chain, environments, nim
+from curax.tasks import chain, nim
 
 STEPS = test_loops.STEPS
 TINY = override(
@@ -100,8 +101,8 @@ def test_a_logged_completion_says_which_of_its_tokens_the_environment_wrote():
 def nim_by_host(**options):
     """The same game, asked from the host."""
     made = nim.task(**options)
-    world = environments.from_jax(made.environment, steps=9, pad=made.pad)
-    world = environments.here(world, measures=("safe",))
+    world = from_jax(made.environment, steps=9, pad=made.pad)
+    world = here(world, measures=("safe",))
     return replace(made, on_device=False, environment=world)
 
 

@@ -96,7 +96,6 @@ def task(
         prompts=partial(prompts, depth=depth, held_out=False),
         held_out=partial(prompts, depth=depth, held_out=True),
         traces=behind if hints else of_teacher,
-        verify=None,
         on_device=True,
         decode=decode,
         environment=environment,
@@ -153,7 +152,6 @@ def result(op: jax.Array, value: jax.Array, operand: jax.Array) -> jax.Array:
 
 def reset(key: jax.Array, target: Any) -> dict[str, jax.Array]:
     """The chain, and what has been asked of the calculator: nothing."""
-    del key
     start = {"asked": jnp.int32(0), "refused": jnp.int32(0), "last": target["value"]}
     return {**target, **start}
 

@@ -249,7 +249,6 @@ def read(
     Returns:
         `[B, L, T]` tokens and mask.
     """
-    del prompts
     value = jnp.cumprod(mask & (tokens < MODULUS), -1, dtype=jnp.int32)
     level = jnp.arange(1, levels + 1, dtype=jnp.int32)[None]
     n = jnp.sum(value, -1, keepdims=True)  # [B, 1]

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from curax.settings.declared import declared
@@ -23,15 +22,13 @@ from curax.tasks.prompt_format import PromptFormat, padded_rows
 from curax.tasks.text import Tokenizer
 from curax.types import (
     Answer,
-    Environment,
     HostEnvironment,
-    Observation,
     Prompts,
     Task,
     Turn,
 )
 from curax.verify import workers
-from curax.verify.serve import ENVIRONMENT, STATE_BYTES, TOKENS, after_a_turn, short
+from curax.verify.serve import ENVIRONMENT, STATE_BYTES, TOKENS, short
 
 # Of an answer: its state in base64; its tokens, of 12 bytes at most, as characters are.
 LINE = 2 * STATE_BYTES + 12 * TOKENS
@@ -188,8 +185,6 @@ def posed(
         num_held_out=len(testing),
         prompts=partial(prompts, side=training),
         held_out=partial(prompts, side=testing),
-        traces=None,
-        verify=None,
         on_device=False,
         decode=lambda tokens: spoken.decode(map(int, tokens), control=True),
         in_files=True,
@@ -198,66 +193,6 @@ def posed(
         fingerprint=zlib.crc32(repr([training, testing]).encode()),
         environment=environment,
         **more,
-    )
-
-
-def here(
-    environment: Environment, *, measures: tuple[str, ...] = ()
-) -> HostEnvironment:
-    """An environment of Python, answered in this process, turn after turn.
-
-    Nothing stops one that hangs or crashes: for tests, and where it is one's own.
-    """
-
-    def answer(turns: list[Turn]) -> Sequence[Answer | str]:
-        return [_answer(environment, turn) for turn in turns]
-
-    return HostEnvironment(answer=answer, measures=measures)
-
-
-def from_jax(environment: Environment, *, steps: int, pad: int) -> Environment:
-    """The same environment as functions of Python.
-
-    Args:
-        environment: of JAX functions.
-        steps: T, tokens of a completion.
-        pad: token behind the end of a turn.
-    """
-
-    @jax.jit
-    def begun(halves: jax.Array, target: Any) -> Any:
-        return environment.reset(jax.random.wrap_key_data(halves), target)
-
-    observed = jax.jit(environment.observe)
-
-    def reset(key: int, target: Any) -> Any:
-        halves = np.array([key >> 32, key & 0xFFFFFFFF], np.uint32)
-        return jax.device_get(begun(halves, target))
-
-    def observe(state: Any, turn: list[int]) -> tuple[Any, Observation]:
-        tokens = np.full(steps, pad, np.int32)
-        tokens[: len(turn)] = turn
-        after, seen = jax.device_get(observed(state, tokens, np.int32(len(turn))))
-        length = seen.tokens.size if seen.length is None else int(seen.length)
-        words = seen.tokens[: max(length, 0)].tolist()
-        return after, dataclasses.replace(seen, tokens=words)
-
-    return Environment(reset=reset, observe=observe, measure=environment.measure)
-
-
-def _answer(environment: Environment, turn: Turn) -> Answer:
-    """What an environment of Python says to a turn."""
-    before = turn.state
-    if before is None:
-        before = environment.reset(turn.key, turn.target)
-    after, seen = after_a_turn(environment.observe(before, turn.tokens))
-    found = environment.measure(after) if environment.measure else {}
-    return Answer(
-        state=after,
-        tokens=list(map(int, seen.tokens)),
-        done=bool(seen.done),
-        reward=float(seen.reward),
-        found={name: float(value) for name, value in found.items()},
     )
 
 

@@ -7,11 +7,10 @@ a number from 1 to m; what then lies there after the opponent's turn is read. Wh
 the last one wins: the outcome. Another turn than a number that may be taken loses.
 
 Games are long, and a turn matters less the earlier it is. The value of every pile is
-known (`values`), for the best policy and for one that plays at random, which is the
-teacher of the warm start.
+known (`values` of `tests/test_environments.py`), for the best policy and for one that
+plays at random, which is the teacher of the warm start.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -73,7 +72,6 @@ def task(
             max_tokens=3 * turns,
             pad=words.pad,
         ),
-        verify=None,
         on_device=True,
         decode=partial(decode, words),
         environment=environment,
@@ -113,7 +111,6 @@ def observe(
     words: Words, state: dict[str, jax.Array], tokens: jax.Array, length: jax.Array
 ) -> tuple[dict[str, jax.Array], Observation]:
     """What lies there after the opponent's turn; nothing if the game is over."""
-    del words
     take, most, pile = tokens[0], state["most"], state["pile"]
     allowed = (length == 2) & (take >= 1) & (take <= jnp.minimum(most, pile))
     left = jnp.where(allowed, pile - take, pile)
@@ -144,33 +141,6 @@ def teacher(
     limit = jnp.minimum(state["most"], jnp.maximum(state["pile"], 1))
     take = jax.random.randint(key, (), 1, limit + 1)
     return jnp.stack([take, jnp.asarray(words.end)]).astype(jnp.int32), jnp.int32(2)
-
-
-def values(
-    most: int, largest: int, pick: Callable[[list[float]], float] = max
-) -> np.ndarray:
-    """`[largest + 1]` float64, chance to win of who is to move, by the pile.
-
-        V(n) = pick_{a <= min(m, n)} ( 1 if a = n, else
-               mean_{b <= min(m, n - a)} (0 if b = n - a, else V(n - a - b)) )
-
-    Args:
-        most: m.
-        largest: pile.
-        pick: of the chances of the turns; max for the best policy, a mean for one that
-            plays at random.
-    """
-    value = np.zeros(largest + 1)
-    for n in range(1, largest + 1):
-        chances = []
-        for left in range(n - 1, max(n - most, 0) - 1, -1):
-            its = [
-                0.0 if b == left else value[left - b]
-                for b in range(1, min(most, left) + 1)
-            ]
-            chances.append(float(np.mean(its)) if left else 1.0)
-        value[n] = pick(chances)
-    return value
 
 
 def decode(words: Words, tokens: Any) -> str:
