@@ -558,11 +558,10 @@ def _rounded(
     weight: jax.Array, *, budget: int, least: int, most: int, exact: bool
 ) -> jax.Array:
     """Counts that minimise sum w^2 / n, or those in proportion to w."""
+    bounds = {"budget": budget, "least": least, "most": most}
     if exact:
-        return whole.greedy(
-            whole.squared(weight), budget=budget, least=least, most=most
-        )
-    return whole.proportional(weight, budget=budget, least=least, most=most)
+        return whole.greedy(whole.squared(weight), **bounds)
+    return whole.proportional(weight, **bounds)
 
 
 def _deviation(

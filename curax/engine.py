@@ -293,12 +293,10 @@ class sglang(Server):  # noqa: N801
 
     def version(self, wanted: str, *, adapter: bool) -> str | None:
         """As `Engine.version`."""
-        del wanted, adapter
         return self.get("/model_info").get("weight_version")
 
     def load(self, folder: Path, version: str, *, adapter: bool) -> None:
         """As `Engine.load`; prefixes that were cached before are forgotten."""
-        del adapter
         order = {"model_path": str(folder), "weight_version": version}
         reply = self.post("/update_weights_from_disk", order | {"flush_cache": True})
         if not (isinstance(reply, dict) and reply.get("success")):
@@ -309,7 +307,6 @@ class sglang(Server):  # noqa: N801
         self, asks: Sequence[Ask], how: Limits, version: str
     ) -> list[Completion | str]:
         """As `Engine.complete`."""
-        del version
         options = {
             "max_new_tokens": how.max_tokens,
             "temperature": how.temperature,

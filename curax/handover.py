@@ -192,11 +192,8 @@ class Engine(abc.ABC):
         whose = f"{host} {workdir.resolve()} {there.st_dev} {there.st_ino}"
         digest = hashlib.blake2b(os.fsencode(whose), digest_size=8).hexdigest()
         self._begins = f"curax-{digest}-"
-        for name in (
-            f"{self._begins}*",
-            f".{self._begins}*",
-        ):  # these are not yet whole
-            for left in self._home().glob(name):
+        for before in ("", "."):  # of those that are not yet whole
+            for left in self._home().glob(f"{before}{self._begins}*"):
                 shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:

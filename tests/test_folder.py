@@ -93,14 +93,17 @@ def test_half_a_row_at_the_end_is_cut_off(tmp_path, cut):
 def test_the_rows_that_stand_there_are_read_back(tmp_path):
     files = opened(tmp_path, step=None)
     files.write([*FOUR, {"step": 4, "loss/mean": [math.nan, 1.0]}])
-    assert [*files.metrics()] == [*FOUR, {"step": 4, "loss/mean": [None, 1.0]}]
+    assert [*files.rows(folder.METRICS)] == [
+        *FOUR,
+        {"step": 4, "loss/mean": [None, 1.0]},
+    ]
     files.close()
     with (tmp_path / folder.METRICS).open("a") as file:
         file.write('{"step": 5, "lo')
     files = opened(tmp_path, step=2)
-    assert [*files.metrics()] == FOUR[:3]
+    assert [*files.rows(folder.METRICS)] == FOUR[:3]
     files.write(FOUR[3:])
-    assert [*files.metrics()] == FOUR
+    assert [*files.rows(folder.METRICS)] == FOUR
     files.close()
 
 

@@ -562,5 +562,4 @@ def somewhere(slots: jax.Array) -> jax.Array:
 
 @somewhere.def_vmap
 def _(axis_size: int, in_batched: list[bool], slots: jax.Array):
-    del axis_size, in_batched
     return jnp.any(slots), False

@@ -165,17 +165,11 @@ def _with_intervals(values: Mapping[str, np.ndarray], seed: int) -> dict[str, An
         return {}
     stacked = np.stack(list(values.values()))
     low, high = estimates.bootstrap(stacked, seed=seed)
-    columns = zip(
-        values, finite_mean(stacked), low, high, ~np.isnan(stacked), strict=True
-    )
+    columns = {"value": finite_mean(stacked), "low": low, "high": high}
+    columns["problems"] = np.sum(~np.isnan(stacked), -1)
     return {
-        name: {
-            "value": mean,
-            "low": bottom,
-            "high": top,
-            "problems": int(known.sum()),
-        }
-        for name, mean, bottom, top, known in columns
+        name: {key: column[i] for key, column in columns.items()}
+        for i, name in enumerate(values)
     }
 
 

@@ -157,7 +157,6 @@ def _batch_max(count: jax.Array) -> jax.Array:
 
 @_batch_max.def_vmap
 def _(axis_size: int, in_batched: list[bool], count: jax.Array):
-    del axis_size
     return (jnp.max(count, 0) if in_batched[0] else count), False
 
 

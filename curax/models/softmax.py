@@ -330,7 +330,6 @@ def mosaic(q, k, v, seen, source, slot) -> tuple[jax.Array, jax.Array]:
     part = heads_at_once(kv_heads, slots, queries, d, k.dtype.itemsize)
 
     def step(found, held, slot, *refs):
-        del slot
         q, keys, values = refs[:slots], refs[slots:ends], refs[ends : ends + FETCHES]
         mask, mean, log_sum, asked, out, top, total = refs[ends + FETCHES :]
         i, count = pl.program_id(1), pl.num_programs(1)

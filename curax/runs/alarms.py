@@ -10,7 +10,20 @@ from curax.verify import graders
 
 Row = dict[str, Any]
 
-FORMATS, THOUGHT = 0.5, 0.1  # share of a metric's first value that raises an alarm
+FALLEN = {  # by kind: metric, share of its first value that raises an alarm, what to do
+    "formats": (
+        *("format/effective_number", 0.5),
+        "completions take one form; look at the losing ones in rollouts.jsonl, and at "
+        "pass@k, before more steps make it the only one: an entropy bonus, a higher "
+        "loss.high or a KL to the reference slow this down",
+    ),
+    "thought": (
+        *("reflect/thought_tokens", 0.1),
+        "completions hardly think before they answer; set reflection.weights to weigh "
+        "the reference tokens by how much they depend on the thought, for their plain "
+        "mean ends thoughts, or lower the learning rate",
+    ),
+}
 FEWEST = 0.5  # share that draws of another policy are worth, and of the ratio's mean
 CAUSES = {  # of ratios of policy and behaviour, with what to do
     "truncation": "top_k or top_p cuts off too much: raise sampling.top_p or "
@@ -131,24 +144,19 @@ class Alarms:
                 "more than rounding; likely the engine's are those before the "
                 "temperature (--logprobs-mode processed_logprobs), or other weights.",
             )
-        yield from self._fallen(
-            row,
-            "format/effective_number",
-            FORMATS,
-            "formats",
-            "completions take one form; look at the losing ones in rollouts.jsonl, and "
-            "at pass@k, before more steps make it the only one: an entropy bonus, a "
-            "higher loss.high or a KL to the reference slow this down",
-        )
-        yield from self._fallen(
-            row,
-            "reflect/thought_tokens",
-            THOUGHT,
-            "thought",
-            "completions hardly think before they answer; set reflection.weights to "
-            "weigh the reference tokens by how much they depend on the thought, for "
-            "their plain mean ends thoughts, or lower the learning rate",
-        )
+        for kind, (name, share, remedy) in FALLEN.items():
+            if name not in row:
+                continue
+            now = _values(row, name)
+            first = self._first.get(name, np.full_like(now, np.nan))
+            self._first[name] = first = np.where(np.isnan(first), now, first)
+            low = now < share * first
+            if np.any(low):
+                yield (
+                    kind,
+                    f"{name} is {now[low][0]:.3g} at step {step}, and was "
+                    f"{first[low][0]:.3g} at first: {remedy}.",
+                )
         z = _values(row, "forecast/dead_z", np.nan)
         self._surprised = surprise_streak(z, self._surprised)
         if np.any(np.abs(self._surprised) >= STREAK):
@@ -159,23 +167,6 @@ class Alarms:
                 f"standard deviations for {STREAK} steps up to step {step}: outcomes "
                 "are not what they were; look whether the verifier works, and lower "
                 "memory.half_life if the policy moves fast.",
-            )
-
-    def _fallen(
-        self, row: Row, name: str, share: float, kind: str, remedy: str
-    ) -> Iterator[tuple[str, str]]:
-        """An alarm where a metric is below `share` of its first finite value."""
-        if name not in row:
-            return
-        now = _values(row, name)
-        first = self._first.get(name, np.full_like(now, np.nan))
-        self._first[name] = first = np.where(np.isnan(first), now, first)
-        low = now < share * first
-        if np.any(low):
-            yield (
-                kind,
-                f"{name} is {now[low][0]:.3g} at step {row['step']}, and was "
-                f"{first[low][0]:.3g} at first: {remedy}.",
             )
 
 

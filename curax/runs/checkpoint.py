@@ -441,7 +441,7 @@ def fingerprint(tree: Any, *, by_value: bool = False) -> int:
     """
     parts = []
     for number, leaf in enumerate(jax.tree.leaves(tree), 1):
-        with _on(_mesh_of(leaf)):
+        with _on_its_mesh(leaf):
             parts.append(_hash(np.uint32(number), leaf, by_value=by_value))
     return sum(map(int, parts)) % 2**32
 
@@ -459,18 +459,14 @@ def _hash(number: jax.Array, leaf: jax.Array, *, by_value: bool) -> jax.Array:
     return jnp.sum(_mix(_bits(leaf) ^ _mix(place)), dtype=jnp.uint32)
 
 
-def _mesh_of(leaf: Any) -> Any:
-    """The mesh that an array lies on; None: it has none."""
-    return getattr(getattr(leaf, "sharding", None), "mesh", None)
-
-
-def _on(mesh: Any) -> Any:
-    """Context in which arrays of a mesh are computed with; None: any."""
+def _on_its_mesh(leaf: Any) -> Any:
+    """Context in which an array is computed with: that of its mesh, if it has one."""
+    mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def _copied(leaf: Any) -> jax.Array:
-    with _on(_mesh_of(leaf)):
+    with _on_its_mesh(leaf):
         return jnp.copy(leaf)
 
 

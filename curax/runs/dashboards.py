@@ -110,7 +110,6 @@ class TensorBoard:
 
     def write(self, rows: Sequence[Row], rollouts: Sequence[Row]) -> None:
         """Write one event per row with its metrics; completions are not shown."""
-        del rollouts
         for row in rows:
             values = [
                 Summary.Value(tag=name, simple_value=mean)
@@ -134,7 +133,7 @@ class Logged:
 
     id: str
     log: Callable[..., Any]
-    finish: Callable[[], Any]
+    close: Callable[[], Any]
     tabled: Callable[..., Any]
     file: File | None = None
 
@@ -145,10 +144,6 @@ class Logged:
         if rollouts:
             shown = self.tabled(columns=list(COLUMNS), data=table(rollouts))
             self.log({"rollouts": shown}, step=rows[-1]["step"])
-
-    def close(self) -> None:
-        """As `Dashboard.close`."""
-        self.finish()
 
 
 @dataclasses.dataclass
@@ -252,12 +247,7 @@ def mlflow(session: Session, *, project: str = PROJECT) -> Dashboard:
     return made
 
 
-NAMED: Mapping[str, Callable[..., Dashboard]] = {
-    "tensorboard": tensorboard,
-    "wandb": wandb,
-    "trackio": trackio,
-    "mlflow": mlflow,
-}
+NAMED = {one.__name__: one for one in (tensorboard, wandb, trackio, mlflow)}
 
 
 # ----- those of a run

@@ -452,15 +452,10 @@ class Files:
         """
         self._alarms.write([{"step": step, "kind": kind, "text": text}])
 
-    def metrics(self) -> Iterator[dict[str, Any]]:
-        """Yield the metrics of all steps so far; non-finite values are None."""
-        for line in reading.read_lines(self._workdir / METRICS, lambda _: None):
-            yield dict(line.row)
-
-    def alarms(self) -> Iterator[dict[str, Any]]:
-        """Yield the alarms so far."""
-        path = self._workdir / ALARMS
-        for line in reading.read_lines(path, lambda _: None, once=False):
+    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows so far of a file of rows; non-finite values are None."""
+        path, once = self._workdir / name, name == METRICS
+        for line in reading.read_lines(path, lambda _: None, once=once):
             yield dict(line.row)
 
     def write_evaluation(self, step: int, pass_rates: np.ndarray, samples: int) -> None:

@@ -152,7 +152,7 @@ def server(site: Site, host: str, port: int) -> ThreadingHTTPServer:
             self.wfile.write(found)
 
         def log_message(self, format: str, *args: object) -> None:
-            del format, args  # a line for each look of each reader is of no use
+            """Nothing: a line for each look of each reader is of no use."""
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -79,15 +79,8 @@ def write(path: Path, task: Task, memory: PromptMemory) -> None:
     Raises:
         NotWrittenError: disk full, or no permission.
     """
-    sums = np.stack(
-        [
-            np.asarray(getattr(memory, name), np.float64)
-            .reshape(-1, task.num_prompts)
-            .sum(0)
-            for name in SUMS
-        ],
-        axis=-1,
-    )
+    every = [np.asarray(getattr(memory, name), np.float64) for name in SUMS]
+    sums = np.stack(every, -1).reshape(-1, task.num_prompts, len(SUMS)).sum(0)
     known = (sums[:, 0] > 0) & np.isfinite(sums).all(-1)
     added: dict[str, np.ndarray] = {}
     for key, row, counts in zip(prompt_keys(task), sums, known, strict=True):

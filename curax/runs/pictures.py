@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from curax.runs.drawing import (
     mark,
 )
 from curax.runs.reading import (
+    Row,
     Run,
     column,
     duration_text,
@@ -146,22 +147,22 @@ def _time(run: Run) -> Sheet:
     return Sheet([left, Panel("", "", bars, off)], (3, 2))
 
 
-Curve = tuple[tuple[np.ndarray, np.ndarray], str, str]  # (steps, values), name, hue
+# (metric, name, hue); in place of a metric may stand its steps and values.
+Curve = tuple[Any, str, str]
 _FROM_ZERO = ("percent", "groups", "effective", "mean")  # axis names that start at 0
 
 
-def _side_by_side(panels: Sequence[tuple[str, Sequence[Curve]]]) -> Sheet:
-    """Panels of curves over steps; empty curves are left out."""
-    return Sheet(
-        [
-            Panel(
-                *("step", axis),
-                [curve(*both, name, hue) for both, name, hue in curves if both[0].size],
-                (STEPS, mark(_from_zero, axis)),
-            )
-            for axis, curves in panels
+def _side_by_side(rows: Sequence[Row], *panels: tuple[Any, ...]) -> Sheet:
+    """Panels over steps: the name of an axis, then its curves but for empty ones."""
+    found = []
+    for axis, *curves in panels:
+        shown = [
+            (column(rows, what) if isinstance(what, str) else what, name, hue)
+            for what, name, hue in curves
         ]
-    )
+        marks = [curve(x, y, name, hue) for (x, y), name, hue in shown if x.size]
+        found.append(Panel("step", axis, marks, (STEPS, mark(_from_zero, axis))))
+    return Sheet(found)
 
 
 def _from_zero(axes: "Axes", name: str) -> None:
@@ -172,20 +173,9 @@ def _from_zero(axes: "Axes", name: str) -> None:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
-def _lines(
-    *panels: tuple[str, tuple[tuple[str, str, str], ...]], warm: bool = False
-) -> Callable[[Run], Sheet]:
-    """Sheet of panels: axis name, and (metric, name, hue) per curve."""
-
-    def sheet(run: Run) -> Sheet:
-        rows = run.warm if warm else run.rows
-        shown = [
-            (axis, [(column(rows, metric), name, hue) for metric, name, hue in curves])
-            for axis, curves in panels
-        ]
-        return _side_by_side(shown)
-
-    return sheet
+def _lines(*panels: tuple[Any, ...], warm: bool = False) -> Callable[[Run], Sheet]:
+    """Sheet of the panels of `_side_by_side`."""
+    return lambda run: _side_by_side(run.warm if warm else run.rows, *panels)
 
 
 def _hints(run: Run) -> Sheet:
@@ -202,48 +192,48 @@ def _hints(run: Run) -> Sheet:
         every = [values[np.isin(at, steps)] for at, values in opened]
         total = reduce(np.add, every)  # of rows that have all levels
         groups.append(((steps, total), "opened, any level", "green"))
-    rates: list[Curve] = [
-        (column(run.rows, f"hint/{metric}"), name, hue)
-        for metric, name, hue in (
-            ("pass_rate", "with a hint", "blue"),
-            ("plain_pass_rate", "without", "green"),
-            ("transfer_pass_rate", "hinted before", "purple"),
-        )
-    ]
-    panels = ("groups per step", groups), ("percent of completions right", rates)
-    return _side_by_side(panels)
+    rates = (
+        ("hint/pass_rate", "with a hint", "blue"),
+        ("hint/plain_pass_rate", "without", "green"),
+        ("hint/transfer_pass_rate", "hinted before", "purple"),
+    )
+    panels = ("groups per step", *groups), ("percent of completions right", *rates)
+    return _side_by_side(run.rows, *panels)
 
 
 def _turns(run: Run) -> Sheet:
-    count = column(run.rows, "turns/count")
-    read = column(run.rows, "turns/observed_tokens")
     names = sorted({n for row in run.rows for n in row if n.startswith("environment/")})
     hues = ("green", "purple", "red")
-    found: list[Curve] = [
-        (column(run.rows, name), name.partition("/")[2], hue)
+    found = [
+        (name, name.partition("/")[2], hue)
         for name, hue in zip(names, hues, strict=False)
     ]
-    told = [(count, "turns", "blue"), (read, "tokens observed", "orange")]
-    right = [(column(run.rows, "outcome/mean"), "right", "blue")]
-    panels: list[tuple[str, list[Curve]]] = [
-        ("per completion", told if count[0].size else []),
-        ("what the environment measures", found),
-        ("percent of completions", right if count[0].size else []),
+    told = [
+        ("turns/count", "turns", "blue"),
+        ("turns/observed_tokens", "tokens observed", "orange"),
     ]
-    return _side_by_side(panels)
+    right = [("outcome/mean", "right", "blue")]
+    if not column(run.rows, "turns/count")[0].size:
+        told, right = [], []
+    return _side_by_side(
+        run.rows,
+        ("per completion", *told),
+        ("what the environment measures", *found),
+        ("percent of completions", *right),
+    )
 
 
 def _signal(run: Run) -> Sheet:
-    forms = column(run.rows, "format/effective_number")
-    dead = column(run.rows, "group/dead_fraction")
-    forecast = column(run.rows, "forecast/dead_fraction")
-    groups = [(dead, "dead", "red"), (forecast, "forecast", "blue")]
-    panels: list[tuple[str, list[Curve]]] = [
-        ("effective number of forms", [(forms, "held-out completions", "purple")]),
-        # Without a forecast this panel would repeat the picture "groups".
-        ("percent of groups", groups if forecast[0].size else []),
+    groups = [
+        ("group/dead_fraction", "dead", "red"),
+        ("forecast/dead_fraction", "forecast", "blue"),
     ]
-    return _side_by_side(panels)
+    # Without a forecast this panel would repeat the picture "groups".
+    if not column(run.rows, "forecast/dead_fraction")[0].size:
+        groups = []
+    forms = ("format/effective_number", "held-out completions", "purple")
+    panels = ("effective number of forms", forms), ("percent of groups", *groups)
+    return _side_by_side(run.rows, *panels)
 
 
 def _frontier(run: Run) -> Sheet:
@@ -304,8 +294,8 @@ PICTURES = (
         "A length at its limit means cut-off answers; an entropy near zero means the "
         "policy has stopped exploring.",
         _lines(
-            ("tokens per completion", (("rollout/length_tokens", "length", "blue"),)),
-            ("nats per token", (("policy/entropy_nats", "entropy", "green"),)),
+            ("tokens per completion", ("rollout/length_tokens", "length", "blue")),
+            ("nats per token", ("policy/entropy_nats", "entropy", "green")),
         ),
     ),
     Picture(
@@ -316,12 +306,10 @@ PICTURES = (
         _lines(
             (
                 "KL, nats per token",
-                (
-                    ("kl/behaviour_nats", "behaviour", "blue"),
-                    ("kl/ref_nats", "reference", "orange"),
-                ),
+                ("kl/behaviour_nats", "behaviour", "blue"),
+                ("kl/ref_nats", "reference", "orange"),
             ),
-            ("percent of tokens", (("ratio/clipped_fraction", "clipped", "red"),)),
+            ("percent of tokens", ("ratio/clipped_fraction", "clipped", "red")),
         ),
     ),
     Picture(
@@ -347,14 +335,12 @@ PICTURES = (
         _lines(
             (
                 "log-prob, nats per token",
-                (("reflect/certainty_nats", "certainty", "blue"),),
+                ("reflect/certainty_nats", "certainty", "blue"),
             ),
             (
                 "mean tokens",
-                (
-                    ("reflect/thought_tokens", "thought", "green"),
-                    ("reflect/answer_tokens", "answer", "orange"),
-                ),
+                ("reflect/thought_tokens", "thought", "green"),
+                ("reflect/answer_tokens", "answer", "orange"),
             ),
         ),
     ),
@@ -375,11 +361,9 @@ PICTURES = (
         _lines(
             (
                 "nats per token",
-                (
-                    ("confidence/mean_nats", "mean", "blue"),
-                    ("confidence/lowest_nats", "lowest window", "red"),
-                    ("confidence/tail_nats", "tail", "green"),
-                ),
+                ("confidence/mean_nats", "mean", "blue"),
+                ("confidence/lowest_nats", "lowest window", "red"),
+                ("confidence/tail_nats", "tail", "green"),
             )
         ),
     ),
@@ -396,8 +380,8 @@ PICTURES = (
         "Watch for spikes of the gradient norm; the loss of a policy gradient hovers "
         "about zero and need not fall.",
         _lines(
-            ("loss", (("loss/mean", "loss", "blue"),)),
-            ("norm before clipping", (("gradient/norm", "gradient", "red"),)),
+            ("loss", ("loss/mean", "loss", "blue")),
+            ("norm before clipping", ("gradient/norm", "gradient", "red")),
         ),
     ),
     Picture(
@@ -414,7 +398,7 @@ PICTURES = (
         "The loss of each supervised step, on a batch of its own: the warm start that "
         "came before reinforcement learning.",
         _lines(
-            ("loss, nats per token", (("warm/loss_nats", "loss", "purple"),)), warm=True
+            ("loss, nats per token", ("warm/loss_nats", "loss", "purple")), warm=True
         ),
     ),
 )

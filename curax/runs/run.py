@@ -355,8 +355,8 @@ class Run:
                 )
             self._open_files(step=found.step)
             # Alarms are checked from step 1 on.
-            rows = (row for row in self._files.metrics() if row["step"])
-            self._alarms.resume(rows, self._files.alarms())
+            rows = (row for row in self._files.rows(folder.METRICS) if row["step"])
+            self._alarms.resume(rows, self._files.rows(folder.ALARMS))
             self._totals = alarms.Totals(**found.totals)
         return found
 

@@ -210,10 +210,15 @@ def _biases(config: Fields) -> Table:
     name, whole = ("top_p", 1.0) if keeps_all else ("top_k", 0)
     several = update.epochs != 1 or update.minibatches != 1
     has_ratio = declared(config.loss, "has_ratio", True)
-    uncorrected = sizes.off_policy is None and not update.behaviour_as_old
+    biased = config.steps and sizes.off_policy is None and not update.behaviour_as_old
+    uncorrected = (
+        "nothing corrects that bias; set "
+        "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function of "
+        "curax.off_policy, off_policy.none to leave the bias, or"
+    )
     return [
         (
-            config.steps and is_cut_off(config) and uncorrected,
+            biased and is_cut_off(config),
             f"sampling.{name}={getattr(sizes, name)} draws from another distribution "
             "than the policy that trains, and nothing corrects that bias; set "
             "sampling.replay_support=True to train what is drawn, "
@@ -229,20 +234,14 @@ def _biases(config: Fields) -> Table:
             "False, or sampling.top_p=0.95.",
         ),
         (
-            config.steps and sizes.ahead and uncorrected,
+            biased and sizes.ahead,
             f"sampling.ahead={sizes.ahead} draws from the policy of a step before, and "
-            "nothing corrects that bias; set "
-            "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function "
-            "of curax.off_policy, off_policy.none to leave the bias, or "
-            "sampling.ahead=0.",
+            f"{uncorrected} sampling.ahead=0.",
         ),
         (
-            config.steps and sizes.engine is not None and uncorrected,
+            biased and sizes.engine is not None,
             "sampling.engine draws from the policy as another program rounds it, and "
-            "nothing corrects that bias; set "
-            "sampling.off_policy=off_policy.truncated_ratio (TIS) or another function "
-            "of curax.off_policy, off_policy.none to leave the bias, or "
-            "sampling.engine=none.",
+            f"{uncorrected} sampling.engine=none.",
         ),
         (
             update.behaviour_as_old and sizes.off_policy is not None,

@@ -64,7 +64,6 @@ class Traced:
         self, stage: Stage, function: Callable, parts: Subject, *args: Any
     ) -> Any:
         """Call the function itself: nothing can be timed inside a program."""
-        del stage
         return function(parts, *args)
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:
@@ -83,7 +82,6 @@ class Traced:
         self, function: Callable, parts: Components, state: TrainState, then: Behaviour
     ) -> Any:
         """The state, and what the function itself makes of what it is drawn by."""
-        del then
         return state, function(self, parts, ahead.of_step(state))[1]
 
     def draw_and_grade(
@@ -434,7 +432,6 @@ class Ahead(NamedTuple):
 
 def traced(name: str, program: Any, args: tuple[Any, ...]) -> Any:
     """Shapes and dtypes of the outputs of a jitted function, whose trace is kept."""
-    del name
     return program.eval_shape(*args)
 
 
@@ -472,7 +469,6 @@ class Abstract(Hosted):
         self, function: Callable, parts: Components, state: TrainState, then: Behaviour
     ) -> Any:
         """The state, and shapes of what the function makes of its behaviour."""
-        del then
         drawn = self._drawn(function, parts, ahead.of_step(state))
         return self._where_it_trains(state), drawn
 
@@ -498,12 +494,10 @@ class Abstract(Hosted):
         return jax.eval_shape(lambda: play.blank(shape, episodes.environment.measures))
 
     def _verdicts(self, episodes: Any, rollouts: Rollouts) -> reward.Verdicts:
-        del episodes
         outcome = jax.ShapeDtypeStruct(rollouts.exists.shape, jnp.float32)
         return reward.Verdicts(outcome, {})  # pyright: ignore[reportArgumentType]
 
     def _grade_on_host(self, parts, request, rollouts) -> "Future[Any]":
-        del parts, request
         return finished(self._verdicts(None, rollouts))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
@@ -520,7 +514,6 @@ def finished(value: Any) -> Future:
 
 def _concatenated(parts: Subject, drawn: list[Rollouts]) -> Rollouts:
     """Rows of all chunks, concatenated."""
-    del parts
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *drawn)
 
 

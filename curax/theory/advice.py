@@ -375,7 +375,7 @@ def remark(
 def rank(
     among: Candidates,
     known: Known,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Recipes in their sizes, by progress at one cost of a step, as JSON.
 
@@ -408,8 +408,7 @@ def rank(
                 refused.setdefault(name, row)
             else:
                 rows.append({"recipe": name} | row)
-            if on_progress:
-                on_progress(done, len(work))
+            on_progress(done, len(work))
     rows.sort(key=lambda row: (-round(row["progress"], 9), row["n"]))
     base = _baseline(among, rows)
     if base is None:

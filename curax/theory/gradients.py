@@ -21,7 +21,7 @@ def summarise(
     state: TrainState,
     prompts: int,
     samples: int,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Measured variance of the gradients of a policy, as JSON.
 

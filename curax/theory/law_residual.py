@@ -155,7 +155,7 @@ def residual(
     state: TrainState,
     samples: int,
     repeats: int,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """Cosine and scale of the expected update after each of STAGES.
 
@@ -195,8 +195,7 @@ def residual(
         drawn = draw.attempt(drive, parts, now, None)
         total, own = drive.call(add_updates, parts, now, drawn, total)
         gram += np.asarray(own, np.float64)
-        if on_progress:
-            on_progress(number + 1, repeats)
+        on_progress(number + 1, repeats)
     whole = np.asarray(products(total, total), np.float64)
     one = jax.tree.map(lambda x: x[None], law)
     along = np.asarray(products(one, total), np.float64)[0] / repeats

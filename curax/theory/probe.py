@@ -61,7 +61,7 @@ def probe(
     drive: drivers.Hosted,
     weigh: Callable[[np.ndarray], np.ndarray] = np.ones_like,
     edges: Sequence[float] = (0.0, 1.01),
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Probe:
     """Draw completions of prompts, grade them, and sum up their scores.
 
@@ -92,8 +92,7 @@ def probe(
             add_scores, parts, state, totals[b], share, context, *own
         )
         found.append(sums)
-        if on_progress:
-            on_progress(k + 1, len(ids))
+        on_progress(k + 1, len(ids))
     each = jax.device_get(found)
     sums = Sums(*(np.stack(x, -1).astype(np.float64) for x in zip(*each, strict=True)))
     whole = jax.tree.map(lambda *x: sum(x[1:], x[0]), *totals)

@@ -151,7 +151,6 @@ def _states(completion: str, *, last_number: bool = False) -> bool:
 
 def exact(prompt: str, completion: str, answer: Any) -> float:
     """1.0 if the completion equals the answer but for outer white space, else 0.0."""
-    del prompt
     return float(completion.strip() == _text(answer).strip())
 
 
@@ -162,7 +161,6 @@ def numbers(prompt: str, completion: str, answer: Any) -> float:
     The final answer is that of `answers.final_answer`, or else the last number. Where
     `matches` is undecided the outcome is 0.0: this grader is for numeric answers.
     """
-    del prompt
     claim = answers.final_answer(completion, last_number=True)
     if claim is None or len(claim) > LONGEST:
         return 0.0
@@ -205,7 +203,6 @@ def mathematics(
         ValueError: the answer is empty or of another type, or algebra is needed outside
             the main thread.
     """
-    del prompt
     gold = _gold(answer)
     claim = answers.final_answer(completion, last_number=last_number)
     if claim is None or len(claim) > LONGEST:
@@ -237,7 +234,6 @@ def reasoning_gym_score(
     Raises:
         ValueError: there is no such task.
     """
-    del prompt
     tagged = answers.last_match(_TAGGED, completion)
     claim = tagged[1] if tagged else answers.final_answer(completion) or completion
     return float(_scorer(dataset)(answer=claim.strip(), entry=answer))

@@ -48,7 +48,6 @@ def filled(template: str, prompt: str, completion: str, answer: Any) -> str:
 
 def _verdict(reply: Any, count: int) -> list[Verdict]:
     """The verdict in the last line of a chat completion."""
-    del count
     try:
         choice = reply["choices"][0]
         text, end = choice["message"]["content"], choice.get("finish_reason")
