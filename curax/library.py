@@ -29,10 +29,10 @@ from curax.step import mesh as meshes
 from curax.step.step import step
 from curax.step.types import Components
 from curax.theory import predict as theory
+from curax.theory.population import LIFT
 from curax.types import Batch, Contexts, Prompts, Rollouts, TrainState
 
 PROMPTS = 200  # of the population that a prediction takes where none is given
-LIFT = 1.0  # nats that a level of a hint adds to the log-odds of p, as for the x-ray
 
 
 def build(config: Config) -> Components:

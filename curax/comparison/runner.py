@@ -70,30 +70,26 @@ def check(workdir: Path, experiment: Experiment, arms: Sequence[Arm]) -> None:
         if (workdir / "config.json").exists():
             raise ConfigError(f"--workdir {workdir} holds a run; name another folder.")
         return
-    now = about(experiment, arms)
-    fix = "bring that back, or name another --workdir."
-    for name, was, new in changes(old.get("budget"), now["budget"]):
+    for other in _others(old, about(experiment, arms)):
         raise ConfigError(
-            f"--workdir {workdir} holds a comparison with {name}={was}, and it is "
-            f"{new} now; {fix}"
+            f"--workdir {workdir} holds {other}; bring that back, or name another "
+            "--workdir."
         )
+
+
+def _others(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Phrases on what a folder holds that is not of the comparison `about` now."""
+    for name, was, new in changes(old.get("budget"), now["budget"]):
+        yield f"a comparison with {name}={was}, and it is {new} now"
     for name, config in old.get("arms", {}).items():
         if name not in now["arms"]:
-            raise ConfigError(
-                f"--workdir {workdir} holds runs of {name}, which the experiment no "
-                f"longer names; {fix}"
-            )
+            yield f"runs of {name}, which the experiment no longer names"
         for setting, was, new in changes(config, now["arms"][name]):
-            raise ConfigError(
-                f"--workdir {workdir} holds runs of {name} with {setting}={was}, and "
-                f"it is {new} now; {fix}"
-            )
+            yield f"runs of {name} with {setting}={was}, and it is {new} now"
         for kind, said in READ.items():
             own = now[kind][name]
             if old.get(kind, {}).get(name, own) != own:
-                raise ConfigError(
-                    f"--workdir {workdir} holds runs of {name} {said}; {fix}"
-                )
+                yield f"runs of {name} {said}"
 
 
 def about(experiment: Experiment, arms: Sequence[Arm]) -> dict[str, Any]:
