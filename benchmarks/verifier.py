@@ -18,7 +18,8 @@ from typing import Any
 
 from benchmarks import machine
 from curax.verify import answers, graders
-from curax.verify.workers import Check, Verdict, Workers
+from curax.verify.serve import Verdict
+from curax.verify.workers import Check, Workers
 
 GROUP = 8
 WORDS = "so we take the sum of {} and $x_{{{}}}$, which gives us {} more; "

@@ -11,21 +11,14 @@ from pathlib import Path
 
 from curax.config import Config, Mesh, load, override
 from curax.planning import chips
-from curax.settings.cli import (
-    Parser,
-    command_line,
-    keep,
-    made_folder,
-    recipe_name,
-    recipe_of,
-)
+from curax.settings import cli
 from curax.settings.files import json_bytes
 from curax.settings.groups import AXES
 
 
-def parser() -> Parser:
+def parser() -> cli.Parser:
     """Argument parser of `python -m curax.plan`."""
-    result = Parser(
+    result = cli.Parser(
         "plan",
         description="Say whether a run fits a slice of chips, before there is one.",
         epilog="Of a checkpoint its config.json is read alone, of a task in files "
@@ -60,15 +53,15 @@ def parser() -> Parser:
     return result
 
 
-@command_line("curax.plan")
+@cli.command_line("curax.plan")
 def main(argv: list[str]) -> int:
     """Exit status: 0 it fits, 1 it does not, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
-    path, place = Path(recipe := recipe_of(args)), chips.topology(args.topology)
+    path, place = Path(recipe := cli.recipe_of(args)), chips.topology(args.topology)
     prepare(place, compiles=not args.cheap)
-    name = recipe_name(path)
+    name = cli.recipe_name(path)
     config = override(load(path), args.assignments)
-    with made_folder(args.out):
+    with cli.made_folder(args.out):
         from curax.planning import planner, table
 
         compiler = chips.has_compiler(place)
@@ -84,7 +77,7 @@ def main(argv: list[str]) -> int:
         given = {"config": recipe, "set": args.assignments, "quick": args.quick}
         data = json_bytes(given | table.page(found))
         files = {"plan.json": data, "plan.txt": f"{text}\n".encode()}
-        print(f"{text}\n{keep(args.out, files)}")
+        print(f"{text}\n{cli.keep(args.out, files)}")
     return 1 if found.best is None else 0
 
 

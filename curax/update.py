@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from curax.arrays import masked
+from curax.arrays import masked, sharding
 from curax.arrays.lines import Homes, Line, Lines, Visible, places
 from curax.arrays.micro_batches import (
     added,
@@ -28,16 +28,6 @@ from curax.arrays.micro_batches import (
     over_lines,
     over_micro_batches,
     split,
-)
-from curax.arrays.sharding import (
-    constrain,
-    on_copies,
-    on_shards,
-    over_copies,
-    own_of_copies,
-    shard_rows,
-    shards,
-    spread,
 )
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model
@@ -63,12 +53,12 @@ class Settings:
         """Micro-batches of `[rows, steps]` tokens; each spreads over all shards."""
         counted = self.tokens_per_micro_batch
         fewest = -(-rows * steps // self._tokens) if counted else self.micro_batches
-        return spread(rows, fewest)
+        return sharding.spread(rows, fewest)
 
     @property
     def _tokens(self) -> int:
         """Tokens of a micro-batch, over all shards of the rows."""
-        return self.tokens_per_micro_batch * shards("rows")
+        return self.tokens_per_micro_batch * sharding.shards("rows")
 
 
 class TokenLogprobs(NamedTuple):
@@ -143,7 +133,7 @@ def homes(
     Where rows are packed and there are `places` for them, and without kept sets, which
     are much to move.
     """
-    count, parts = len(contexts.mask), shards("rows")
+    count, parts = len(contexts.mask), sharding.shards("rows")
     rows = places(len(mask), count, parts, settings.rows_per_context)
     packs = packing(model, contexts, mask, settings)
     if not rows or not packs or support is not None:
@@ -170,7 +160,7 @@ def token_features(
         return extend(model, params, own, contexts.mask[context], tokens)
     # Where a line reads contexts of any shard each layer gathers its own, not before.
     cache = jax.tree.map(
-        lambda x: constrain(x, ("rows", "heads", None, None)), prefix.cache
+        lambda x: sharding.constrain(x, ("rows", "heads", None, None)), prefix.cache
     )
     own = context.reshape(line.start.shape)
     visible = Visible(
@@ -187,8 +177,8 @@ def token_features(
 
     def taken(x):  # [D, U, ...] of the context of each tile, from [C, ...]
         if line.at_home:
-            return on_shards(lambda x, at: x[at % len(x)], x, of_tile)
-        return constrain(x, (None,) * x.ndim)[of_tile]
+            return sharding.on_shards(lambda x, at: x[at % len(x)], x, of_tile)
+        return sharding.constrain(x, (None,) * x.ndim)[of_tile]
 
     length = taken(jnp.sum(contexts.mask, -1, dtype=jnp.int32))
     features, _ = model.features(
@@ -206,7 +196,7 @@ def token_features(
 def laid(line: Line, rows: jax.Array) -> jax.Array:
     """`[D, L, ...]` of each token in the order of lines, from rows `[D R, T, ...]`."""
     rows = rows.reshape(*line.start.shape, *rows.shape[1:])
-    return shard_rows(jax.vmap(Line.tiles)(line, rows))
+    return sharding.shard_rows(jax.vmap(Line.tiles)(line, rows))
 
 
 def read_tokens(
@@ -415,7 +405,7 @@ def gradient(
         how = packing(model, contexts, batch.mask, settings)
         # With few rows of a line, gradients of all contexts would be most of what it
         # writes. Where rows lie on several shards, contexts do too.
-        if how and how.rows and shards("rows") == 1:
+        if how and how.rows and sharding.shards("rows") == 1:
             (loss, grads, pulled), own = over_lines(
                 partial(pull_line, known),
                 rows,
@@ -432,16 +422,16 @@ def gradient(
                 at_home=at_home,
             )
         if not at_home:
-            pulled = own_of_copies(pulled)
+            pulled = sharding.own_of_copies(pulled)
         pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)
         grads = pull_back(model, params, own_contexts, pulled, grads, batch, settings)
-        return over_copies(jax.lax.psum, (loss, grads)), own
+        return sharding.over_copies(jax.lax.psum, (loss, grads)), own
 
     read = prefix, contexts  # by the rows of a copy: its own, or those of all
     shared, apart = ((), read) if at_home else (read, ())
     known = params, jnp.asarray(still_old), shared
     own = contexts, (batch, weight), apart
-    (loss, grads), own = on_copies(of_copy, known, own)
+    (loss, grads), own = sharding.on_copies(of_copy, known, own)
     if found:
         own, loss = found.back(own, count), jnp.where(found.whole, loss, jnp.nan)
     return loss, grads, own
@@ -463,7 +453,7 @@ def pull_back(
     """
     count, width = contexts.tokens.shape
     tokens = batch.tokens.size // settings.count(*batch.tokens.shape)
-    pieces = spread(count, -(-count * width // tokens))
+    pieces = sharding.spread(count, -(-count * width // tokens))
 
     def add(total, piece):
         contexts, pulled = piece
@@ -476,7 +466,7 @@ def pull_back(
 
 def like_params(model: Model, grads: Any) -> Any:
     """Gradients laid out on the mesh like the parameters."""
-    return jax.tree.map(constrain, grads, model.axes)
+    return jax.tree.map(sharding.constrain, grads, model.axes)
 
 
 def transformation(

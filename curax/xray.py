@@ -14,15 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from curax.config import Config, ConfigError, load, override
-from curax.settings.cli import (
-    Parser,
-    command_line,
-    count,
-    keep,
-    made_folder,
-    recipe_name,
-    recipe_of,
-)
+from curax.settings import cli
 from curax.settings.files import json_bytes
 from curax.settings.packages import is_installed
 from curax.theory import advice_options, population
@@ -32,9 +24,9 @@ STRONG = 20.0  # nats; a larger lift is refused
 PROBE = (256, 64)  # prompts, and completions of each, of which gradients are measured
 
 
-def parser() -> Parser:
+def parser() -> cli.Parser:
     """Argument parser of `python -m curax.xray`."""
-    result = Parser(
+    result = cli.Parser(
         "xray",
         description="Compute which objective a recipe really optimises.",
     )
@@ -104,7 +96,7 @@ def parser() -> Parser:
     return result
 
 
-@command_line("curax.xray")
+@cli.command_line("curax.xray")
 def main(argv: list[str]) -> int:
     """Exit status: 0 done, 2 bad input, 130 interrupted."""
     args = parser().parse_args(argv)
@@ -120,7 +112,7 @@ def main(argv: list[str]) -> int:
     name, config, converted = examined(args)
     prompts = population_of(args)
     lift = checked_lift(config, args.lift)
-    with made_folder(args.out):
+    with cli.made_folder(args.out):
         from curax.runs.templates import NO_PICTURES
         from curax.runs.xray_picture import picture
         from curax.theory.summary import summarise
@@ -128,7 +120,7 @@ def main(argv: list[str]) -> int:
 
         size = population.task_size(config)
         found = summarise(config, prompts, lift, num_prompts=size)
-        source = args.trl or recipe_of(args)
+        source = args.trl or cli.recipe_of(args)
         page = {"recipe": name, "config": source, "set": args.assignments} | found
         files = {"xray.json": json_bytes(page)}
         lines = [table(name, found), *converted]
@@ -136,7 +128,7 @@ def main(argv: list[str]) -> int:
             files["xray.png"] = picture(name, found)
         elif args.out:
             lines.append(NO_PICTURES)
-        print("\n".join([*lines, keep(args.out, files)]))
+        print("\n".join([*lines, cli.keep(args.out, files)]))
     return 0
 
 
@@ -212,25 +204,25 @@ def gradients(args: Namespace) -> None:
             raise ConfigError(
                 f"--step {args.step}: {path} is no run folder; leave it out."
             )
-        name = recipe_name(path)
+        name = cli.recipe_name(path)
         config = override(load(path), args.assignments)
         check(config)
         build.check_weights(config)
         loop = run.make_loop(config, rehearse=False)
         state = policies.warm_state(loop)
-    with made_folder(args.out):
+    with cli.made_folder(args.out):
         prompts, samples = args.probe or PROBE
         with loop.context():
-            on_progress = partial(count, "prompts measured")
+            on_progress = partial(cli.count, "prompts measured")
             found = measured.summarise(loop.parts, state, prompts, samples, on_progress)
             if args.law:
-                on_progress = partial(count, "draws of the step")
+                on_progress = partial(cli.count, "draws of the step")
                 more = law_residual.residual(
                     loop.parts, state, samples, args.law, on_progress
                 )
                 found["law"] = {"repeats": args.law, "rows": more}
         head = {"of": args.gradients, "set": args.assignments}
-        kept = keep(args.out, {"gradients.json": json_bytes(head | found)})
+        kept = cli.keep(args.out, {"gradients.json": json_bytes(head | found)})
         print(f"{table(name, found)}\n{kept}")
 
 
@@ -257,8 +249,8 @@ def examined(args: Namespace) -> tuple[str, Config, list[str]]:
         ConfigError: it cannot be read, or two are named.
     """
     if args.trl is None:
-        path = Path(recipe_of(args))
-        return recipe_name(path), override(load(path), args.assignments), []
+        path = Path(cli.recipe_of(args))
+        return cli.recipe_name(path), override(load(path), args.assignments), []
     if args.recipe or args.config:
         raise ConfigError(
             f"--trl {args.trl} and {args.recipe or args.config} are two recipes; leave "

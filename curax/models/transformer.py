@@ -25,16 +25,7 @@ from jax.nn import initializers
 
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
-from curax.models import attention, decoding, lanes, packed, softmax
-from curax.models.modules import (
-    MATRICES,
-    Dense,
-    axes_of,
-    check_matrices,
-    fan_in,
-    is_adapter,
-    rms,
-)
+from curax.models import attention, decoding, lanes, modules, packed, softmax
 from curax.models.rotary import RopeScaling, rotate
 from curax.settings.config_types import Count, Natural, Positive
 from curax.settings.declared import declares
@@ -74,7 +65,7 @@ def model(
     attend: Callable[..., jax.Array] = attention.by_platform,
     lora_rank: Natural = 0,
     lora_alpha: Positive = 16.0,
-    lora_modules: tuple[str, ...] = MATRICES,
+    lora_modules: tuple[str, ...] = modules.MATRICES,
 ) -> Model:
     """A policy of the Qwen2, Qwen3 or Llama 3 family, with random parameters.
 
@@ -114,7 +105,7 @@ def model(
     """
     check_heads(heads, kv_heads, head_dim)
     if lora_rank:
-        check_matrices(lora_modules)
+        modules.check_matrices(lora_modules)
     block = Block(
         width=width,
         heads=heads,
@@ -191,7 +182,7 @@ class Transformer:
             features=self.features,
             head=self.head,
             axes=self.axes,
-            trained=is_adapter if self.block.lora_rank else None,
+            trained=modules.is_adapter if self.block.lora_rank else None,
             ready=self.ready,
             packs=self.packs,
             shared=self.shared,
@@ -284,7 +275,7 @@ class Transformer:
             return {str(i): init(k) for i, k in enumerate(keys)}
 
         def table(key, initialiser):
-            boxed = axes_of(initialiser, "vocab", "embed")
+            boxed = modules.axes_of(initialiser, "vocab", "embed")
             return boxed(key, shape, block.param_dtype)
 
         params: dict[str, Any] = {
@@ -293,7 +284,7 @@ class Transformer:
             "norm": self.norm.init(key, x)["params"],
         }
         if not self.tied:
-            params["head"] = table(k_head, fan_in(-1))
+            params["head"] = table(k_head, modules.fan_in(-1))
         return params
 
     def features(self, params, tokens, positions, seen, cache=None, column=None):
@@ -360,7 +351,7 @@ class Transformer:
     def norm(self):
         """The RMSNorm behind the last layer."""
         block = self.block
-        return rms(block.norm_eps, block.dtype, block.param_dtype)()
+        return modules.rms(block.norm_eps, block.dtype, block.param_dtype)()
 
 
 def unstacked(params: Any, layers: int) -> dict[str, Any]:
@@ -412,16 +403,16 @@ class Block(nn.Module):
         Arguments as `Model.features`, but `x` `[N, Q, D]` in place of tokens, and the
         cache of this layer alone.
         """
-        norm = rms(self.norm_eps, self.dtype, self.param_dtype)
+        norm = modules.rms(self.norm_eps, self.dtype, self.param_dtype)
 
         def dense(name, features, *axes, scale=1.0, bias=False):
-            own = Dense(
+            own = modules.Dense(
                 features,
                 bias,
                 self.dtype,
                 self.param_dtype,
-                kernel_init=axes_of(fan_in(0, scale), *axes),
-                bias_init=axes_of(initializers.zeros, axes[-1]),
+                kernel_init=modules.axes_of(modules.fan_in(0, scale), *axes),
+                bias_init=modules.axes_of(initializers.zeros, axes[-1]),
                 name=name,
                 axes=axes,
                 rank=self.lora_rank if name in self.lora_modules else 0,

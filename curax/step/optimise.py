@@ -17,16 +17,9 @@ from curax.arrays.keys import stage_key
 from curax.arrays.metrics import Tally
 from curax.config import Config
 from curax.monitors import mismatch
+from curax.settings import sizes
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.settings.sizes import (
-    causes,
-    corrects_sampling,
-    declared_option,
-    is_of_batch,
-    kept_of,
-    ratio_per,
-)
 from curax.step import stages
 from curax.step.draw import policy
 from curax.step.sft import imitating
@@ -47,7 +40,7 @@ def settings(config: Config) -> update.Settings:
 
 def settings_of_trained(config: Config) -> update.Settings:
     """`settings` of rows that train alone, of which a context has m at most."""
-    return dataclasses.replace(settings(config), rows_per_context=kept_of(config))
+    return dataclasses.replace(settings(config), rows_per_context=sizes.kept_of(config))
 
 
 def token_loss(config: Config) -> update.TokenLoss:
@@ -85,7 +78,7 @@ def ratio_weights(config: Config, rows: Batch) -> jax.Array | None:
     None where all are 1. Those of a rule that needs all rows of an update are in the
     rows from the beginning of it.
     """
-    if not corrects_sampling(config) or rows.off_policy is not None:
+    if not sizes.corrects_sampling(config) or rows.off_policy is not None:
         return rows.off_policy
     arrays = present(rows.logp_old), rows.logp_behaviour, rows.mask
     return stages.called(config, "sampling.off_policy", *arrays)
@@ -109,7 +102,7 @@ def optimise(
         epochs = jax.random.split(key, how.epochs)
         order = jax.vmap(jax.random.permutation)(epochs, order)
     order = order.reshape(how.epochs * how.minibatches, -1)
-    of_batch = is_of_batch(cfg.sampling.off_policy)
+    of_batch = sizes.is_of_batch(cfg.sampling.off_policy)
 
     def one(carry, item):
         params, opt_state = carry
@@ -227,11 +220,11 @@ def weight_metrics(
         return {}
     rule: Any = present(config.sampling.off_policy)
     arrays = present(rows.logp_old), rows.logp_behaviour, rows.mask
-    plain = off_policy.ratio(*arrays, per=ratio_per(rule))
+    plain = off_policy.ratio(*arrays, per=sizes.ratio_per(rule))
     # Divided by their mean all of them would differ from their ratios.
     own = weights
-    while is_of_batch(rule):
-        rule = declared_option(rule, "weighs")
+    while sizes.is_of_batch(rule):
+        rule = sizes.declared_option(rule, "weighs")
         own = jnp.where(weights == 0, 0.0, rule(*arrays))
     total, square, tokens = (
         masked.total(values, rows.mask, axis=None)
@@ -260,7 +253,7 @@ def gap_metrics(
         logp: `[M, T]` float32, the policy's before this update.
         first: whether it is the first of the step, which alone is measured.
     """
-    known = causes(config)
+    known = sizes.causes(config)
     now, sampler = (logp, rows.logp_policy), (rows.logp_policy, rows.logp_behaviour)
     # With an outside engine `logp_policy` is the trainer's own, of what drew.
     of = {"truncation": sampler, "lag": now}

@@ -7,17 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.config import Config
+from curax.settings import sizes
 from curax.settings.config_paths import full_name, options
 from curax.settings.config_types import present
 from curax.settings.declared import declared
-from curax.settings.sizes import (
-    corrects_sampling,
-    declared_option,
-    least_group,
-    ratio_per,
-    truncates,
-    updates_of,
-)
 from curax.step import stages
 from curax.theory import hint_levels, visits
 from curax.theory.predict import Prediction
@@ -163,7 +156,7 @@ def _on_the_sampler(config: Config) -> list[str]:
     Nothing on weights alone: sampler and trainer are taken to agree.
     """
     found = [*_on_truncation(config), *_on_a_lag(config)]
-    weighs = found and corrects_sampling(config)
+    weighs = found and sizes.corrects_sampling(config)
     return found + (_on_weights(config.sampling.off_policy) if weighs else [])
 
 
@@ -178,13 +171,13 @@ def _on_a_lag(config: Config) -> list[str]:
             "drew (update.behaviour_as_old): w is exact for completions of one token, "
             "at the pass rate p of that policy, where its clip does not bind."
         ]
-    if not corrects_sampling(config):
+    if not sizes.corrects_sampling(config):
         return [
             f"{drawn}, and nothing corrects that: w is that of a policy that moves "
             "little in one update. sampler/drift_nats tells how far it moved."
         ]
     rule = present(config.sampling.off_policy)
-    if (per := ratio_per(rule)) != "sequence":
+    if (per := sizes.ratio_per(rule)) != "sequence":
         how = "one token at a time" if per == "token" else "by means over tokens"
         return [
             f"{drawn}, and {_called(rule)} weighs {how}: w is exact for "
@@ -200,7 +193,7 @@ def _on_a_lag(config: Config) -> list[str]:
 
 def _on_truncation(config: Config) -> list[str]:
     """Sentences where top_k or top_p cuts the policy's distribution."""
-    if not truncates(config):
+    if not sizes.truncates(config):
         return []
     cut = "top_k or top_p cuts off what the policy may say"
     if config.sampling.replay_support:
@@ -217,7 +210,7 @@ def _on_truncation(config: Config) -> list[str]:
             "clip allows do not learn to be less likely. No w(p) describes what is "
             "optimised."
         ]
-    if not corrects_sampling(config):
+    if not sizes.corrects_sampling(config):
         return [
             f"{cut}, and nothing corrects that: w multiplies the gradient of the pass "
             "rate of what is drawn, what is cut off held fixed. On top comes a pull on "
@@ -227,7 +220,7 @@ def _on_truncation(config: Config) -> list[str]:
         ]
     rule = present(config.sampling.off_policy)
     called = _called(rule)
-    return [f"{cut}, and {_on_ratios(called, ratio_per(rule))}"]
+    return [f"{cut}, and {_on_ratios(called, sizes.ratio_per(rule))}"]
 
 
 def _on_ratios(called: str, per: str) -> str:
@@ -256,7 +249,7 @@ def _on_ratios(called: str, per: str) -> str:
 def _on_weights(rule: Any) -> list[str]:
     """Sentences on what a rule does to weights that are another rule's."""
     found = []
-    while (inner := declared_option(rule, "weighs")) is not None:
+    while (inner := sizes.declared_option(rule, "weighs")) is not None:
         called = _called(rule)
         found.append(
             f"{called} divides weights by their mean in an update: this is up to a "
@@ -272,14 +265,14 @@ def _on_weights(rule: Any) -> list[str]:
 def _on_the_update(config: Config) -> list[str]:
     """Sentences on several updates per step, and on groups too small to learn from."""
     found = []
-    if (updates := updates_of(config)) > 1:
+    if (updates := sizes.updates_of(config)) > 1:
         found.append(
             f"w is that of one update, and a step makes {updates}: the first of "
             f"{updates} updates is this; the ratios of later ones have left 1. Where "
             f"the optimizer does not rescale gradients, a step moves by {updates} w."
         )
-    least, called_least = least_group(config.advantage, "advantage")
-    few = declared_option(config.allocate, "floor")
+    least, called_least = sizes.least_group(config.advantage, "advantage")
+    few = sizes.declared_option(config.allocate, "floor")
     if isinstance(few, int) and few < least and called_least:
         found.append(
             f"allocate.least={few} lets a prompt draw fewer than {least} completions, "

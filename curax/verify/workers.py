@@ -27,17 +27,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from curax.settings.config_paths import options, unbound
 from curax.settings.declared import declared
-from curax.verify.serve import (
-    GRADER,
-    Grader,
-    Service,
-    Source,
-    Verdict,
-    check_call,
-    error_line,
-    printable,
-    source_of,
-)
+from curax.verify import serve
 
 Check = tuple[str, str, Any]  # prompt, completion, answer
 
@@ -65,12 +55,12 @@ class Pool(Protocol):
     def start(self) -> None:
         """Be ready to grade; RuntimeError, in a sentence, where that fails."""
 
-    def grade(self, checks: Sequence[Check]) -> list[Verdict]:
+    def grade(self, checks: Sequence[Check]) -> list[serve.Verdict]:
         """The verdict of each check, in order, as `Workers.grade`."""
         ...
 
 
-def graded(verdict: Any) -> Verdict:
+def graded(verdict: Any) -> serve.Verdict:
     """What a grader's worker says of a check: a float in [0, 1].
 
     Raises:
@@ -84,13 +74,13 @@ def graded(verdict: Any) -> Verdict:
 class Kind(NamedTuple):
     """What workers serve, and what a verdict of theirs is."""
 
-    service: Service
+    service: serve.Service
     read: Callable[[Any], Any]  # a verdict that is no text, checked
     line: int  # bytes of a verdict, at most
     twice: bool  # whether a check may be made again whose verdict was lost
 
 
-GRADING = Kind(GRADER, graded, LINE, twice=True)
+GRADING = Kind(serve.GRADER, graded, LINE, twice=True)
 
 
 def parse_verdict(line: bytes, nonce: str, number: int, kind: Kind = GRADING) -> Any:
@@ -119,7 +109,7 @@ def parse_verdict(line: bytes, nonce: str, number: int, kind: Kind = GRADING) ->
         raise ValueError("not the verdict of this check")
     verdict = message[2]
     if isinstance(verdict, str):
-        text = printable(verdict)
+        text = serve.printable(verdict)
         if number == 0 or text == "none" or text.startswith("error: "):
             return text
     elif number > 0:
@@ -132,7 +122,7 @@ def parse_verdict(line: bytes, nonce: str, number: int, kind: Kind = GRADING) ->
 class Worker:
     """A worker process, and the numbers of the checks that are assigned to it."""
 
-    def __init__(self, source: Source, memory_mb: int, kind: Kind):
+    def __init__(self, source: serve.Source, memory_mb: int, kind: Kind):
         self.pipe, there = socket.socketpair()
         self.lifeline, far = socket.socketpair()
         fds = (there.fileno(), far.fileno())
@@ -259,7 +249,7 @@ class Workers(Pool):
 
     def __init__(
         self,
-        served: Grader | Callable[..., Any],
+        served: serve.Grader | Callable[..., Any],
         *,
         count: int = 2,
         deadline: float = 5.0,
@@ -285,7 +275,7 @@ class Workers(Pool):
         for name, value in numbers.items():
             if not value > 0:
                 raise ValueError(f"{name}={value} must be positive; raise it.")
-        self._source, self._kind = source_of(served, kind.service), kind
+        self._source, self._kind = serve.source_of(served, kind.service), kind
         self._count, self._deadline, self._memory_mb = count, deadline, memory_mb
         self._lock = threading.Lock()
         self._workers: list[Worker] = []
@@ -312,7 +302,7 @@ class Workers(Pool):
         with self._lock:
             self._until(lambda: all(worker.ready for worker in self._workers))
 
-    def grade(self, checks: Sequence[Check]) -> list[Verdict]:
+    def grade(self, checks: Sequence[Check]) -> list[serve.Verdict]:
         """The verdict of each check, in order; equal checks are graded once.
 
         As `ask`, of a grader: prompt, completion and right answer of each; the answer
@@ -465,7 +455,7 @@ class Workers(Pool):
         return f"{place}: no process can start for {what}: {why}"
 
 
-def pool(grader: Grader, **processes: Any) -> Pool:
+def pool(grader: serve.Grader, **processes: Any) -> Pool:
     """The pool that a grader declares, made of the grader's options; else `Workers`.
 
     Args:
@@ -478,7 +468,7 @@ def pool(grader: Grader, **processes: Any) -> Pool:
     made = declared(grader, "pool", None)
     if made is None:
         return Workers(grader, **processes)
-    check_call(grader, getattr(unbound(grader), "__qualname__", ""))
+    serve.check_call(grader, getattr(unbound(grader), "__qualname__", ""))
     return made(**options(grader))
 
 
@@ -491,4 +481,4 @@ def _pickled(check: tuple[Any, ...]) -> bytes | str:
     try:
         return pickle.dumps(check)
     except Exception as error:
-        return f"error: {error_line(error)}"
+        return f"error: {serve.error_line(error)}"
