@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 
 from curax import hint
 from curax.comparison.experiment import Experiment
@@ -28,7 +28,7 @@ WATCHED = (
 
 def of_others(hinting: Hinting, prompts: Prompts, **options: Any) -> tuple[Any, Any]:
     """`hint.from_file`, of the prompt before in the batch: hints that are no help."""
-    others = jax.tree.map(partial(np.roll, shift=1, axis=0), prompts)
+    others = jax.tree.map(partial(jnp.roll, shift=1, axis=0), prompts)
     return hint.from_file(hinting, others, **options)
 
 
