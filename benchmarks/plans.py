@@ -76,16 +76,18 @@ def traced(model: str, settings: tuple[str, ...] = SETTINGS) -> Any:
 
 
 def planned(model: str, place: str, *, compiles: bool, quick: bool) -> dict[str, Any]:
-    """The JSON page of one plan."""
+    """The JSON page of one plan, with as many meshes as are compiled at most."""
     from curax.planning import chips, planner, table
 
     on = chips.topology(place)
     found = planner.plan(traced(model), on, auto=True, compiles=compiles, quick=quick)
+    page = table.page(found)
     return {
         "model": model,
         "quick": quick,
         "date": f"{datetime.date.today():%Y-%m-%d}",
-        **table.page(found),
+        **page,
+        "layouts": page["layouts"][: planner.COMPILED],
     }
 
 

@@ -304,7 +304,7 @@ def test_a_run_with_a_draw_ahead_can_be_planned():
     )
     assert "what draws ahead" not in apart.held("learn")
     assert apart.held("draw")["what draws ahead"] >= size / 2
-    assert apart.work["draw"].received >= apart.held("draw")["what draws ahead"]
+    assert apart.work["draw"].total.received >= apart.held("draw")["what draws ahead"]
 
 
 @pytest.mark.long

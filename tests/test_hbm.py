@@ -1,10 +1,12 @@
-"""Bytes that compiled programs move, of programs whose bytes are known."""
+"""Bytes that compiled programs move, and their operations, where both are known."""
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from curax.planning import hbm
+from curax.planning import hbm, hlo
 
 MODULE = """HloModule m, is_scheduled=true
 
@@ -176,16 +178,90 @@ def test_a_fusion_in_a_fusion_that_changes_a_shape_alone_hides_no_reader(deep):
     assert hbm.read(hbm.of(nested).call) == known
 
 
+def program(function, *shapes, where=None):
+    args = [
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where) for shape in shapes
+    ]
+    return jax.jit(function).lower(*args).compile()
+
+
 def compiled(function, *shapes):
-    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    return hbm.of(jax.jit(function).lower(*args).compile().as_text())
+    return hbm.of(program(function, *shapes).as_text())
 
 
 def test_a_product_reads_both_matrices_and_writes_the_third():
     found = compiled(jnp.dot, (256, 512), (512, 128))
     assert hbm.read(found.call) == 4 * (256 * 512 + 512 * 128)
     assert hbm.written(found.call) == 4 * 256 * 128
+    assert hbm.moved(found.call).flops == 2 * 256 * 512 * 128
     assert not found.turn
+
+
+def test_a_device_receives_what_it_lacks_of_a_matrix_and_writes_all_of_it():
+    """Rows and weights cut over fsdp: weights are gathered, and each has its rows."""
+    mesh = jax.make_mesh((8,), ("fsdp",), axis_types=(AxisType.Auto,))
+    cut, whole = (NamedSharding(mesh, P(*axes)) for axes in (("fsdp",), ()))
+
+    def product(x, w):
+        return x @ jax.lax.with_sharding_constraint(w, whole)
+
+    text = program(product, (64, 256), (256, 128), where=cut).as_text()
+    weights, rows = 4 * 256 * 128, 4 * 8 * 256
+    assert hlo.traffic(text).call.received == {"all-gather": weights * 7 / 8}
+    moved = hbm.moved(hbm.of(text).call)
+    assert moved.read == weights / 8 + rows + weights
+    assert moved.written == weights + 4 * 8 * 128
+    assert moved.flops == 2 * 8 * 256 * 128
+
+
+@pytest.mark.parametrize(
+    ("shapes", "pairs"),
+    [
+        # 8 x 10 places, windows of 3 x 3, padding left out: 3 x 8 - 2 and 3 x 5 - 1
+        (((2, 3, 8, 10), (5, 3, 3, 3)), 2 * 5 * 3 * (3 * 8 - 2) * (3 * 5 - 1)),
+        (((2, 4, 8, 10), (6, 2, 3, 3)), 2 * 6 * 2 * (3 * 8 - 2) * (3 * 5 - 1)),
+        (((1, 1, 8, 9), (1, 1, 8, 1)), 8 * 8 * 5 - 5 * (4 * 3 / 2 + 5 * 4 / 2)),
+    ],
+)
+def test_a_convolution_multiplies_what_its_windows_meet(shapes, pairs):
+    """A TPU has products as these."""
+    groups = shapes[0][1] // shapes[1][1]
+
+    def convolved(x, w):
+        return jax.lax.conv_general_dilated(
+            x, w, (1, 2), "SAME", feature_group_count=groups
+        )
+
+    done = program(convolved, *shapes)
+    assert hbm.moved(hbm.of(done.as_text()).call).flops == 2 * pairs
+    (said,) = {done.cost_analysis()["flops"]}
+    assert said == 2 * pairs
+
+
+@pytest.mark.parametrize(
+    ("line", "flops"),
+    [
+        (  # heads of a product as places of a window that is padded
+            "bf16[32,512,16,128] convolution(%x, %w), window={size=1x16 pad=0_0x15_15 "
+            "rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f",
+            2 * 32 * 512 * 1024 * 16 * 128,
+        ),
+        (  # a product for each of a batch, as holes between its entries
+            "bf16[32,512,128] convolution(%x, %y), window={size=32 stride=31 "
+            "lhs_dilate=32}, dim_labels=0bf_0io->0bf",
+            2 * 32 * 512 * 1024 * 128,
+        ),
+    ],
+)
+def test_a_product_that_is_a_convolution_has_the_operations_of_the_product(line, flops):
+    text = (
+        "HloModule m\n\nENTRY %main (x: bf16[32,512,1024]) -> bf16[] {\n"
+        "  %x = bf16[32,512,1024OWN] parameter(0)\n"
+        "  %w = bf16[16,128,1024,1] parameter(1)\n"
+        "  %y = bf16[32,1024,128] parameter(2)\n"
+        f"  ROOT %z = {line}\n}}\n"
+    ).replace("OWN", ",1" if "%w" in line else "")
+    assert hbm.moved(hbm.of(text).call).flops == flops
 
 
 @pytest.mark.parametrize("times", [3, 12])
@@ -198,6 +274,7 @@ def test_layers_that_are_scanned_are_read_once_each(times):
     found = compiled(layers, (4, 128), (times, 128, 128))
     weights = 4 * 128 * 128 * times
     assert weights <= hbm.read(found.call) < 2.2 * weights + 20_000
+    assert hbm.moved(found.call).flops == 2 * 4 * 128 * 128 * times
 
 
 def test_what_is_put_into_an_array_is_all_that_is_written():
@@ -221,3 +298,4 @@ def test_a_loop_that_ends_by_data_is_counted_by_turns():
     size = 4 * 128 * 128
     assert 2 * size <= hbm.read(found.turn) <= 5 * size
     assert size <= hbm.written(found.turn) <= 4 * size
+    assert hbm.moved(found.turn).flops == 2 * 128**3

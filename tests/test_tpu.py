@@ -121,11 +121,13 @@ def said(folder, code, *words):
     ],
 )
 def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, sizes, d):
-    """No whole ring or prefix is read, copied or gathered besides."""
-    from curax.planning import hbm, hlo
+    """No whole ring or prefix is read, copied or gathered, nothing computed besides."""
+    from curax.config import load, override
+    from curax.planning import estimate, hbm, hlo, planner
 
-    heads = {"model.heads": 4 * D // d, "model.kv_heads": KV_HEADS * D // d}
-    text = drawn(libtpu, place, sizes, **heads, **{"model.head_dim": d})
+    heads_of = {"model.heads": 4 * D // d, "model.kv_heads": KV_HEADS * D // d}
+    heads_of["model.head_dim"] = d
+    text = drawn(libtpu, place, sizes, **heads_of)
     assert len(re.findall('%decode_attention.*"tpu_custom_call"', text)) == 2 * LAYERS
     rows, heads = (SLOTS // 2, KV_HEADS // 2) if sizes else (SLOTS, KV_HEADS)
     ring = f"bf16[{rows},{heads},{COLUMNS},{D}]"
@@ -134,6 +136,14 @@ def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, si
     rings = 2 * rows * heads * COLUMNS * D * 2  # bytes of keys and values of a layer
     assert sorted(x > rings for x in read)[-LAYERS:] == [True] * LAYERS
     assert sum(read) < 1.3 * LAYERS * rings  # once each; and what is put into them
+    given = [f"{name}={value}" for name, value in (OPTIONS | heads_of).items()]
+    run, n = planner.traced(override(load("quickstart"), given)), 2 if sizes else 1
+    cut = estimate.Cut(rows=n, fsdp=n, data=1, tensor=n, heads=n)
+    need = estimate.draw(run.sizes, cut, cut_sampler=False).turn
+    # A vocabulary of 23 is whole on each of the two.
+    whole = 2 * SLOTS / n * run.sizes.vocab * run.sizes.width * (1 - 1 / n)
+    did = hbm.moved(hbm.of(text).turn).flops
+    assert did == need.flops - need.attention + whole
     # Weights are gathered once they are cast.
     gathers = re.findall(r"= (\w+)\[([\d,]+)\][^=\n]* all-gather\(", text)
     wide = {dtype for dtype, shape in gathers if hlo.entries(shape) > 4096}

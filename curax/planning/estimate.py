@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
@@ -35,36 +36,66 @@ KEPT_OF_PRODUCTS = 3.25
 HELD_OF_SUMS = 1.25
 
 
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """What a chip cannot do without, in a call or in a turn of its loop.
+
+    Attributes:
+        flops: of matrix products, 2 for each pair of entries.
+        attention: of these, those of scores and weighted values, over valid keys.
+        read: bytes read from memory, if each product reads its operands once and the
+            rest is fused with products; weights, keys, values and the state once.
+        written: bytes written so.
+        received: bytes over the links, by the layout.
+    """
+
+    flops: float = 0.0
+    attention: float = 0.0
+    read: float = 0.0
+    written: float = 0.0
+    received: float = 0.0
+
+    def plus(self, other: "Need", times: float = 1.0) -> "Need":
+        """The sum of this and so many times another."""
+        pairs = zip(*map(dataclasses.astuple, (self, other)), strict=True)
+        return Need(*(own + times * more for own, more in pairs))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
     """Operations and bytes of one chip in a program, with the roofline time they take.
 
     Attributes:
-        flops: of matrix products.
-        read: bytes read from memory at least: weights and, in decoding, keys and
-            values.
-        received: bytes over the links, those of the layout alone.
+        call: what it needs outside its loop that ends by data.
+        turn: in a turn: a decoding step where all rings are full, or a micro-batch.
         turns: of the loop that ends by data, at most: decoding steps, or the
             micro-batches of all mini-batches with rows as long as they may be.
+        spared: by turns in which rings are not yet full.
         memory: bytes by part; parts exist at the same time.
-        turn_read: bytes that a decoding step has to read where all rings are full: the
-            weights, keys and values, and the prefixes in use, once.
+        least: bytes of temporaries that an update needs: gradients, what is kept
+            between layers by `model.remat`, a chunk of logits, keys and values of
+            contexts and gradients of these.
     """
 
-    flops: float
-    read: float
-    received: float
+    call: Need
+    turn: Need
     turns: int
+    spared: Need = Need()
     memory: dict[str, float]
-    turn_read: float = 0.0
+    least: float = 0.0
 
-    def seconds(self, chip: Chip, received: float | None = None) -> dict[str, float]:
-        """Seconds by resource; `received`, if given, replaces the estimated bytes."""
-        moved = self.received if received is None else received
+    @property
+    def total(self) -> Need:
+        """What it needs in all."""
+        return self.call.plus(self.turn, self.turns).plus(self.spared, -1.0)
+
+    def seconds(self, chip: Chip) -> dict[str, float]:
+        """Seconds by resource."""
+        need = self.total
         return {
-            "arithmetic": self.flops / chip.flops_per_s,
-            "memory": self.read / chip.bytes_per_s,
-            "links": moved / chip.link_bytes_per_s,
+            "arithmetic": need.flops / chip.flops_per_s,
+            "memory": (need.read + need.written) / chip.bytes_per_s,
+            "links": need.received / chip.link_bytes_per_s,
         }
 
 
@@ -81,6 +112,11 @@ class Shapes:
     products: int  # entries of all matrices of layers, that each token is multiplied by
     learned: int  # of these, entries that are trained
     inner: int  # entries that a layer makes of a token
+    # Entries of a token that products of all layers, attention among them, read and
+    # make: of which all devices of a tensor axis have the whole, and each a part.
+    ins: tuple[int, int]
+    outs: tuple[int, int]
+    last: int  # entries of the last matrix of all layers, whose product is not redone
     item: int  # bytes of an entry in computing
     contexts: int  # C
     prompt: int  # P
@@ -90,6 +126,11 @@ class Shapes:
     trained: int  # M
     steps: int  # T
     kept: int  # bytes of the kept set of a token; 0: it is not noted
+
+    def streams(self, tensor: int) -> tuple[float, ...]:
+        """Bytes of a token that products read and write on a chip, forward."""
+        both = self.ins, self.outs
+        return tuple((whole + part / tensor) * self.item for whole, part in both)
 
 
 def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
@@ -105,7 +146,8 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
     prefix = jax.eval_shape(lambda p, c: rollout.prefill(model, p, c), params, contexts)
     caches = prefix.cache or ()
     kv = caches[0][0].shape if caches else (0, 0, 0, 0)
-    layers, products, inner, query = max(len(caches), 1), 0, 0, 0
+    layers, products, inner, query, last = max(len(caches), 1), 0, 0, 0, 0
+    sides = np.zeros((2, 2), int)  # (in, out), (whole, part)
     leaves: dict[Any, Any] = dict(flatten_dict(params))
     trained, learned = set(flatten_dict(state.params)), 0
     for path, leaf in leaves.items():
@@ -116,19 +158,30 @@ def shapes(parts: Components, state: TrainState, contexts: Contexts) -> Shapes:
         if len(own) > 1:  # a matrix, not a norm or a bias
             products += math.prod(leaf.shape)
             learned += math.prod(leaf.shape) if path in trained else 0
-            inner += own[-1] * (layers if stacked else 1)
+            times = layers if stacked else 1
+            inner += own[-1] * times
             query = own[-1] if "q" in path else query
+            last += math.prod(leaf.shape) if "down" in path else 0
+            ends = np.diag([own[0], own[-1]]) * times  # the whole in, a part out
+            summed = "o" in path or "down" in path  # of a part in, the whole out
+            sides += ends[:, ::-1] if summed else ends
+    keys = kv[1] * kv[3]
+    query = query or keys
+    sides[:, 1] += layers * np.array([query + 2 * keys, query])
     sizes = parts.config.sampling
     return Shapes(
         layers=layers,
         width=head.shape[1],
         vocab=head.shape[0],
-        query=query or kv[1] * kv[3],
-        keys=kv[1] * kv[3],
+        query=query,
+        keys=keys,
         kv_heads=kv[1],
         products=products,
         learned=learned,
         inner=inner // layers,
+        ins=tuple(sides[0].tolist()),
+        outs=tuple(sides[1].tolist()),
+        last=last,
         item=jnp.dtype(head.dtype).itemsize,
         contexts=contexts.tokens.shape[0],
         prompt=contexts.tokens.shape[1],
@@ -259,23 +312,35 @@ def draw(sizes: Shapes, cut: Cut, *, cut_sampler: bool) -> Work:
     read = token * (rings + min(groups * sizes.prompt, prefixes))
     stages = itertools.pairwise((0, *cache_sizes.widths(sizes.prompt, sizes.steps)))
     unread = slots * sum((b - a) * (sizes.steps - b) for a, b in stages)  # by the first
-    each = 2.0 * (sizes.products + head) + attention_flops(sizes, 1, length)
+    attention = attention_flops(sizes, 1, length)
     prompts = cut.share(sizes.contexts) * sizes.prompt
-    first = prompts * (
-        2.0 * sizes.products + attention_flops(sizes, 1, sizes.prompt / 2)
-    )
-    reduced = 2 * (tensor - 1) / tensor * sizes.width * sizes.item * 2 * sizes.layers
+    first = prompts * attention_flops(sizes, 1, sizes.prompt / 2)
+    # Two sums of a token in each layer, and its embedding.
+    summed = sizes.width * sizes.item * (2 * sizes.layers + 1)
+    reduced = 2 * (tensor - 1) / tensor * summed
     gathered = matrices * (cut.fsdp - 1) / cut.fsdp
     kept = 1 / cut.fsdp if cut_sampler else 1.0
+    ins, outs = sizes.streams(tensor)
     return Work(
-        flops=(turns * slots * each - unread * attention_flops(sizes, 1, 1) + first)
-        / tensor,
-        read=turns * (matrices + read) - unread * token,
-        received=turns * slots * reduced
-        + prompts * reduced
-        + gathered * (turns if cut_sampler else 2),
+        turn=Need(
+            flops=slots * (2.0 * (sizes.products + head) + attention) / tensor,
+            attention=slots * attention / tensor,
+            read=matrices + read,
+            written=slots * token,
+            received=slots * reduced + gathered * cut_sampler,
+        ),
+        call=Need(
+            flops=(prompts * 2.0 * sizes.products + first) / tensor,
+            attention=first / tensor,
+            read=sizes.products * sizes.item / tensor + prompts * ins,
+            written=prompts * outs,
+            received=prompts * reduced + gathered * (not cut_sampler),
+        ),
         turns=turns,
-        turn_read=matrices + read,
+        spared=Need(
+            flops=unread * attention_flops(sizes, 1, 1) / tensor,
+            read=unread * token,
+        ),
         memory={
             "weights of the sampler": (sizes.products * kept + head)
             * sizes.item
@@ -307,42 +372,54 @@ def learn(
     With `in_pieces` logits are those of a piece of the vocabulary, as on TPUs.
 
     Forward 2, backward 4 operations per entry and token, 2 of an entry that is not
-    trained, and 2 more where `model.remat` recomputes everything, those of attention
-    with dots too; the contexts besides, without a head, twice forward.
+    trained, and 2 more where `model.remat` recomputes everything, but for the last
+    product of a layer, those of attention with dots too, and always of the head; the
+    contexts besides, without a head. Weights are gathered for both passes, the head
+    once.
     """
     how, tensor = parts.config.update, cut.tensor
-    passes = how.epochs
     again = recomputed(declared_option(parts.config.model, "recomputes", False))
     remat = again == "everything"
-    head, factor = sizes.vocab * sizes.width, 8.0 if remat else 6.0
+    head = sizes.vocab * sizes.width
     full = parts.model.trained is None  # all is trained, the head too
-    learned = sizes.learned + (head if full else 0)
-    rows = cut.share(sizes.trained)
+    rows, item = cut.share(sizes.trained), sizes.item
     tokens, prompts = rows * sizes.steps, cut.share(sizes.contexts) * sizes.prompt
-    keys = sizes.prompt + sizes.steps / 2
-    flops = factor * tokens * (sizes.products + head)
-    flops -= 2.0 * tokens * (sizes.products + head - learned)
-    attention = rows * attention_flops(sizes, sizes.steps, keys)
-    flops += (3.0 if again == "none" else 4.0) * attention
-    flops += (factor + 2) * prompts * sizes.products
-    flops -= 2.0 * prompts * (sizes.products - sizes.learned)
     micro = how.micro_batches
     if how.tokens_per_micro_batch:  # of each shard of the rows
         micro = math.ceil(tokens / how.minibatches / how.tokens_per_micro_batch)
     parts_of = how.minibatches * micro
     at_once = max(1, -(-rows // parts_of)) * sizes.steps
-    matrices = (sizes.products + head) * sizes.item / tensor
-    gathers, times = 3 if remat else 2, parts_of + how.minibatches
-    apart = (cut.fsdp - 1) / cut.fsdp
-    received = times * gathers * matrices * apart  # weights, for each micro-batch
-    received += times * apart * learned * FLOAT32 / tensor
     shard = state["parameters"]  # of a chip, those that are trained
     if not full:
-        shard = learned * FLOAT32 / tensor / cut.fsdp
-    received += times * 2 * (cut.data - 1) / cut.data * shard
-    sums = 2 * (tensor - 1) / tensor * sizes.width * sizes.item
-    received += (tokens + prompts) * sums * sizes.layers * (6 if remat else 4)
-    token = 2 * sizes.layers * sizes.keys / cut.heads
+        shard = sizes.learned * FLOAT32 / tensor / cut.fsdp
+    ins, outs = sizes.streams(tensor)
+
+    def passes(tokens: float, keys: float, times: float, head: int) -> Need:
+        """Need of some tokens, that see so many keys each, forward and backward."""
+        own = head if full else 0  # entries of the head that are trained
+        flops = 4.0 * (sizes.products + head) + 2.0 * (sizes.learned + own + head)
+        flops += 2.0 * remat * (sizes.products - sizes.last)
+        attention = attention_flops(sizes, tokens, keys) / tensor
+        attention *= 3.0 if again == "none" else 4.0
+        ins_again = ins - sizes.last / sizes.width * item / tensor
+        outs_again = outs - sizes.layers * sizes.width * item
+        added = times * (sizes.learned + own) * FLOAT32 / tensor / cut.fsdp
+        layers, top = (times * n * item / tensor for n in (sizes.products, head))
+        slopes = times * (sizes.learned * item + own * FLOAT32) / tensor
+        sums = sizes.layers * (5 if remat else 4) + (2 if head else 1)
+        summed = tokens * sizes.width * item * sums
+        return Need(
+            flops=tokens * flops / tensor + attention,
+            attention=attention,
+            read=tokens * ((1 + full) * (ins + outs) + remat * ins_again)
+            + (2 + remat) * layers
+            + 2 * top
+            + added,
+            written=tokens * (ins + outs + remat * outs_again) + added,
+            received=(2 * layers + top + slopes) * (cut.fsdp - 1) / cut.fsdp
+            + 2 * (tensor - 1) / tensor * summed,
+        )
+
     # On TPUs lines have two rows at least, as `Model.packs` has it.
     packs = how.tokens_per_micro_batch and not (
         in_pieces and 2 * sizes.prompt > sizes.steps
@@ -350,10 +427,28 @@ def learn(
     kept = kept_of(parts.config) if packs and not sizes.kept else 0
     of_update = sizes.trained // how.minibatches
     at_home = lines.places(of_update, sizes.contexts, cut.rows, kept)
-    if not at_home:
-        # Each micro-batch gathers all contexts of a copy, and sums their gradients.
-        whole = prompts * cut.fsdp * token * sizes.item
-        received += parts_of * (gathers + 1) * whole * apart
+    pairs = prompts * 2 * sizes.layers * sizes.keys / cut.heads  # keys and values
+    read, slopes = pairs * item, pairs * FLOAT32
+    gathered = 0.0
+    if not at_home:  # contexts of a copy, for both passes; and sums of their gradients
+        gathered = 3 * read * (cut.fsdp - 1)
+    turn = passes(tokens / parts_of, sizes.prompt + sizes.steps / 2, 1.0, head).plus(
+        Need(
+            read=(2 + remat) * read / parts_of,
+            written=slopes / parts_of,
+            received=gathered,
+        )
+    )
+    opt_state = state.get("optimizer", 0.0)
+    cast = sizes.products * item * (full and item < FLOAT32) / tensor / cut.fsdp
+    each_update = Need(
+        read=2 * shard + opt_state,
+        written=shard + opt_state + cast,
+        received=2 * (cut.data - 1) / cut.data * shard,
+    )
+    pieces = math.ceil(prompts * parts_of / tokens)  # of contexts, as long
+    call = passes(prompts, sizes.prompt / 2, pieces, 0).plus(Need(read=slopes))
+    call = call.plus(each_update, how.minibatches)
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
     each = {  # bytes that a layer keeps of a token, by what is recomputed
         "everything": sizes.width * sizes.item,
@@ -371,22 +466,19 @@ def learn(
     # micro-batch gives them anew.
     sums_held = HELD_OF_SUMS * ((1 if at_home else cut.data) + (cut.fsdp > 1))
     trained = shard if full else 0.0
-    cast = sizes.item if trained and sizes.item < FLOAT32 else 0
     # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
-    of_head = 2 * FLOAT32 if trained else sizes.item * (cut.fsdp > 1)
+    of_head = 2 * FLOAT32 if trained else item * (cut.fsdp > 1)
     return Work(
-        flops=passes * flops / tensor,
-        read=passes * times * gathers * matrices
-        + 5 * shard
-        + passes * 10.0 * (tokens + prompts) * sizes.layers * inner,
-        received=passes * received,
-        turns=passes * how.minibatches * micro,
+        call=Need().plus(call, how.epochs),
+        turn=turn,
+        turns=how.epochs * parts_of,
+        least=shard + held + logits + read + slopes,
         memory={
             "gradients": 2.0 * trained,
-            "weights as they are read": sizes.products * cast / tensor / cut.fsdp,
+            "weights as they are read": cast,
             "head": head * of_head / tensor,
             "activations": held + 3.0 * at_once * inner,
-            "prefix": prompts * token * (sizes.item + sums_held * FLOAT32),
+            "prefix": read + sums_held * slopes,
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.

@@ -1,16 +1,20 @@
-"""Bytes of memory that a compiled program reads and writes, from its HLO text.
+"""Bytes that a compiled program reads and writes, and its operations, from its text.
 
 An instruction reads its operands and writes what it makes, each as often as the
 computation runs that holds it, as in `hlo.traffic`. Of an array of which it takes
 slices alone these count, and where it puts a slice into an array, the slice: such an
 array is changed in place. What lies in a memory of the chip itself, as VMEM, is neither
 read nor written, and a loop only passes its arrays on. Inside a kernel (a custom call)
-operands and results count once: what it skips or reads again the text does not say.
+operands and results count once: what it skips or reads again the text does not say,
+nor its operations, of which those of matrix products outside kernels are counted.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+import numpy as np
 
 from curax.planning import hlo
 
@@ -47,6 +51,7 @@ class Access(NamedTuple):
     array: str  # the largest of it, such as `bf16[64,128]`
     source: str  # file, line and operation, as far as the text has them
     kernel: bool = False  # which may skip some of it
+    flops: float = 0.0  # of matrix products
 
     @property
     def moved(self) -> float:
@@ -61,6 +66,7 @@ class Moved(NamedTuple):
     written: float = 0.0
     worst: tuple[tuple[float, str, str], ...] = ()  # (bytes, array, source)
     kernels: float = 0.0  # bytes read by kernels, at most
+    flops: float = 0.0  # of matrix products outside kernels
 
 
 def read(found: list[tuple[float, Access]]) -> float:
@@ -82,7 +88,8 @@ def moved(found: list[tuple[float, Access]], number: int = 5) -> Moved:
     order = sorted(sums.items(), key=lambda pair: -pair[1])
     most = tuple((n, *key) for key, n in order[:number] if n)
     kernels = [(n, one) for n, one in found if one.kernel]
-    return Moved(read(found), written(found), most, read(kernels))
+    flops = sum(n * one.flops for n, one in found)
+    return Moved(read(found), written(found), most, read(kernels), flops)
 
 
 def of(text: str) -> hlo.Counted:
@@ -110,8 +117,17 @@ class _Module:
         """Yield what the instructions of a computation move, without what they call."""
         every = self.instructions(name)
         for one in every.values():
-            if one.opcode not in RUN and (access := self._access(one, every)).moved:
-                yield access
+            if one.opcode not in RUN:
+                flops = self._flops(one, every)
+                access = self._access(one, every)._replace(flops=flops)
+                if access.moved or flops:
+                    yield access
+
+    def _flops(self, one: Instruction, every: dict[str, Instruction]) -> float:
+        """Operations of the products of an instruction, those of a fusion its own."""
+        inner = [self.instructions(name) for name in hlo.called(one.text)]
+        own = (self._flops(x, found) for found in inner for x in found.values())
+        return products(one, every) + sum(own)
 
     def _access(self, one: Instruction, every: dict[str, Instruction]) -> Access:
         """What an instruction itself reads and writes."""
@@ -213,6 +229,44 @@ class _Module:
                 whole = min(whole, entire(every[operand].type))
             total += whole
         return reads, total
+
+
+def products(one: Instruction, every: dict[str, Instruction]) -> float:
+    """Operations of a matrix product: 2 for each pair of entries that it multiplies.
+
+        dot            2 (entries of the result) (size of the summed axes)
+        convolution    2 (batch) (features out) (features in, of a group) (places)
+
+    Places are those at which a window of the second array meets entries of the first,
+    and no padding: a TPU has products as convolutions, axes of a batch as padded ones.
+    0 of any other instruction.
+    """
+    if one.opcode not in ("dot", "convolution"):
+        return 0.0
+    types = *(every[name].type for name in one.operands[:2]), one.type
+    sizes = [[int(n) for n in ARRAY.findall(of)[0][1].split(",") if n] for of in types]
+    if one.opcode == "dot":
+        (summed,) = re.findall(r"lhs_contracting_dims=\{([\d,]*)\}", one.text)
+        inner = math.prod(sizes[0][int(axis)] for axis in summed.split(",") if axis)
+        return 2.0 * math.prod(sizes[2]) * inner
+    (labels,) = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", one.text)
+    left, right, out = (
+        dict(zip(names, own, strict=True))
+        for names, own in zip(labels, sizes, strict=True)
+    )
+    window = dict(re.findall(r"(\w+)=([\dx_-]+)", one.text.partition("window={")[2]))
+    total = 2.0 * out["b"] * out["f"] * right["i"]
+    for axis in filter(str.isdigit, out):
+
+        def of(name: str, default: str = "1", axis: str = axis) -> int:
+            own = window[name].split("x")[int(axis)] if name in window else default
+            return int(own.partition("_")[0])
+
+        starts = np.arange(out[axis])[:, None] * of("stride") - of("pad", "0")
+        at = starts + np.arange(right[axis]) * of("rhs_dilate")
+        place, between = np.divmod(at, of("lhs_dilate"))
+        total *= np.sum((place >= 0) & (place < left[axis]) & (between == 0))
+    return float(total)
 
 
 def _viewed(name: str, every: dict[str, Instruction]) -> str:

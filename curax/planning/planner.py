@@ -51,17 +51,13 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A compiled program of a run, with its memory, fit and time on a chip."""
+    """A compiled program of a run, with its memory and fit on a chip."""
 
     role: str
     compiled: Compiled
     others: float  # bytes of its arguments beside the state
     total: float  # bytes in use while it runs, the state included
     fits: bool | None
-    seconds: dict[str, float]  # by resource, with the bytes that it moves; empty where
-    # its work is not estimated
-    received: float | None  # bytes over the links, with all turns of its loops; None:
-    # the turns are not known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -245,10 +241,9 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
     if split:
         where = states.sharding_of(parts, draw, run.state)
         drawing = estimate.drawing_bytes(run.state, where)
-        copied = drawing["what draws ahead"]
-        work["draw"] = dataclasses.replace(
-            work["draw"], received=work["draw"].received + copied
-        )
+        copied = estimate.Need(received=drawing["what draws ahead"])
+        call = work["draw"].call.plus(copied)
+        work["draw"] = dataclasses.replace(work["draw"], call=call)
     elif parts.config.sampling.ahead:
         beside = max(sum(work[role].memory.values()) for role in draws)
         work["learn"].memory["the next draw"] = beside
@@ -317,22 +312,11 @@ def _programs(
 def _verdict(
     place: Topology, one: Layout, role: str, done: Compiled, others: float
 ) -> Program:
-    """Memory, fit and time of a compiled program, with the train state resident."""
+    """Memory and fit of a compiled program, with the train state resident."""
     held = sum(one.held(role).values())
     total = held + others + done.temporaries + done.code + done.made
-    chip, work = place.chip, one.work.get(role)
+    chip = place.chip
     fits: bool | None = None if chip is None else total <= chip.memory_bytes
     if done.refusal is not None:
         total, fits = math.nan, False
-    moved = None
-    if work:
-        moved = done.traffic.call.total + work.turns * done.traffic.turn.total
-    return Program(
-        role=role,
-        compiled=done,
-        others=others,
-        total=total,
-        fits=fits,
-        seconds=work.seconds(chip, moved) if chip and work else {},
-        received=moved,
-    )
+    return Program(role=role, compiled=done, others=others, total=total, fits=fits)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from curax.arrays.sharding import bytes_on_device
 from curax.planning import hbm, hlo
+from curax.planning.estimate import Need
 from curax.settings.config_types import present
 from curax.step import ahead, drivers, states
 from curax.step import mesh as meshes
@@ -210,6 +211,12 @@ class Compiled:
     # In the device's memory: outside, and in each turn of the loop that ends by data.
     call: hbm.Moved = dataclasses.field(default_factory=hbm.Moved)
     turn: hbm.Moved = dataclasses.field(default_factory=hbm.Moved)
+
+    def did(self, when: str) -> Need:
+        """What it does, as compiled; operations are those outside kernels."""
+        own: hbm.Moved = getattr(self, when)
+        received = getattr(self.traffic, when).total
+        return Need(own.flops, 0.0, own.read, own.written, received)
 
     @property
     def made(self) -> float:

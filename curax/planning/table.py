@@ -2,14 +2,23 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from curax.planning.chips import GIB, INSTALL
+from curax.planning.estimate import Need
 from curax.planning.planner import Layout, Plan, Program, words
 from curax.settings.config_types import present
 from curax.settings.tables import aligned
 
 SHOWN = 6  # meshes of those that were tried
+KINDS = (  # of what programs do: name, field of `Need`, unit
+    ("TFLOP", "flops", 1e12),
+    ("MiB received", "received", 2**20),
+    ("GiB read", "read", GIB),
+    ("GiB written", "written", GIB),
+)
+NEEDED = "  times what is needed"
 
 
 def table(name: str, plan: Plan, *, compiler: bool) -> str:
@@ -79,32 +88,21 @@ def _compiled(plan: Plan, one: Layout, found: list[Program]) -> list[str]:
     """Lines of a table of the compiler's report on each program."""
     done = [program.compiled for program in found]
     verdict = {True: "fits", False: "too large", None: "compiled"}
+    least = [getattr(one.work.get(p.role), "least", 0.0) for p in found]
+    held = [_over(d.temporaries, n) for d, n in zip(done, least, strict=True)]
     rows = [
         ("verdict", [verdict[p.fits] for p in found]),
         ("GiB per chip: in use", [gib(p.total) for p in found]),
         ("  arguments", [gib(d.arguments) for d in done]),
         ("  temporaries", [gib(d.temporaries) for d in done]),
+        (NEEDED, held),
         ("  outputs", [gib(d.outputs) for d in done]),
         ("  code", [gib(d.code) for d in done]),
-        ("MiB received: per turn", [mib(d.traffic.turn.total) for d in done]),
-        ("  else, per call", [mib(d.traffic.call.total) for d in done]),
-        ("  of all turns", [mib(p.received) for p in found]),
-        ("  times what is estimated", [_times_received(p, one) for p in found]),
-        ("GiB read: per turn", [gib(d.turn.read) for d in done]),
-        ("  by kernels, at most", [gib(d.turn.kernels) for d in done]),
-        ("  times what is needed", [_times(p, one, "turn") for p in found]),
-        ("  else, per call", [gib(d.call.read) for d in done]),
-        ("  times what is needed", [_times(p, one, "call") for p in found]),
-        ("GiB written: per turn", [gib(d.turn.written) for d in done]),
-        ("  else, per call", [gib(d.call.written) for d in done]),
+        *(row for kind in KINDS for row in _moves(*kind, one, found)),
+        ("  by kernels, at most: read per turn", [gib(d.turn.kernels) for d in done]),
         ("s to trace", [f"{d.lower_s:.1f}" for d in done]),
         ("s to compile", [f"{d.compile_s:.1f}" for d in done]),
     ]
-    for resource in ("arithmetic", "memory", "links"):
-        if plan.topology.chip:
-            known = [p.seconds.get(resource, math.nan) for p in found]
-            times = [digits(seconds) for seconds in known]
-            rows.append((f"s at least, {resource}", times))
     for kind in sorted({kind for d in done for kind in _counts(d)}):
         each = [_counts(d).get(kind, "0") for d in done]
         rows.append((f"  {kind}s, per turn + call", each))
@@ -120,25 +118,33 @@ def _compiled(plan: Plan, one: Layout, found: list[Program]) -> list[str]:
     return lines
 
 
-def _times(program: Program, one: Layout, when: str) -> str:
-    """Bytes read over those that have to be: in a turn, or by an update in all."""
-    work, done = one.work.get(program.role), program.compiled
+def _moves(
+    name: str, field: str, unit: float, one: Layout, found: list[Program]
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield rows of what programs do, in a turn and else, and over what they need."""
+    for when, head in (("turn", f"{name}: per turn"), ("call", "  else, per call")):
+        did = [getattr(p.compiled.did(when), field) for p in found]
+        yield head, [digits(x / unit) for x in did]
+        needed = [getattr(_needed(p, one, when), field) for p in found]
+        yield NEEDED, [_over(x, y) for x, y in zip(did, needed, strict=True)]
+
+
+def _needed(program: Program, one: Layout, when: str) -> Need:
+    """What a program needs in a turn or else: in all, where no loop ends by data.
+
+    Operations are without attention where kernels do it. What is received is written.
+    """
+    done, work = program.compiled, one.work.get(program.role)
     if work is None or done.refusal:
-        return "-"
-    if when == "turn":
-        return digits(done.turn.read / work.turn_read if work.turn_read else math.nan)
-    whole = not work.turn_read and work.read
-    read = done.call.read + work.turns * done.turn.read
-    return digits(read / whole if whole else math.nan)
+        return Need()
+    need: Need = getattr(work, when) if done.turn.read else work.total
+    kernels = done.turn.kernels + done.call.kernels > 0
+    return need.plus(Need(flops=-need.attention * kernels, written=need.received))
 
 
-def _times_received(program: Program, one: Layout) -> str:
-    """Bytes received over those that the layout has to move, by the estimate."""
-    work = one.work.get(program.role)
-    moved = None if program.compiled.refusal else program.received
-    if moved is None or work is None or not work.received:
-        return "-"
-    return digits(moved / work.received)
+def _over(did: float, needed: float) -> str:
+    """A ratio in three digits; a dash where one of both is nothing."""
+    return digits(did / needed if did and needed else math.nan)
 
 
 def _counts(done: Any) -> dict[str, str]:
@@ -147,11 +153,6 @@ def _counts(done: Any) -> dict[str, str]:
         kind: f"{turn.get(kind, 0):.0f} + {call.get(kind, 0):.0f}"
         for kind in {*turn, *call}
     }
-
-
-def mib(size: float | None) -> str:
-    """Bytes in MiB, three digits."""
-    return digits(math.nan if size is None else size / 2**20)
 
 
 def digits(value: float) -> str:
@@ -168,11 +169,9 @@ def _estimated(plan: Plan, one: Layout) -> list[str]:
         texts = [gib(parts.get(name, math.nan)) for parts in memory]
         rows.append((f"  {name}", texts))
     works = [one.work[role] for role in roles]
-    rows += [
-        ("TFLOP per chip", [f"{w.flops / 1e12:.3g}" for w in works]),
-        ("GiB read", [gib(w.read) for w in works]),
-        ("GiB received", [gib(w.received) for w in works]),
-    ]
+    for name, field, unit in KINDS:
+        values = [getattr(work.total, field) / unit for work in works]
+        rows.append((name, [digits(value) for value in values]))
     if chip := plan.topology.chip:
         for resource in ("arithmetic", "memory", "links"):
             times = [f"{w.seconds(chip)[resource]:.3g}" for w in works]
