@@ -30,11 +30,11 @@ def get_config() -> Config:
     return override(load(words.folder() / "words.py"), shorter)
 
 
-def named(architecture="Qwen3ForCausalLM"):
+def named(architecture="Qwen3ForCausalLM", *, small=False):
     """What `--set` has to name: the checkpoint and the files."""
     folder = words.folder()
     return [
-        f"model.path={checkpoint(architecture)}",
+        f"model.path={checkpoint(architecture, small=small)}",
         f"task.train={folder / 'train.jsonl'}",
         f"task.held_out={folder / 'test.jsonl'}",
     ]

@@ -23,7 +23,7 @@ import words
 from outputs import refusal
 
 from curax import advantage, compare, loss
-from curax.comparison import analysis, comparison, programs, runner
+from curax.comparison import analysis, comparison, figures, programs, runner
 from curax.comparison import experiment as experiments
 from curax.config import ConfigError, Evaluation, Logging, override
 from curax.models import pretrained
@@ -33,6 +33,22 @@ from curax.step.build import build
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "tests" / "tiny_experiment.py"
 SEEDS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    """Programs of equal sweeps serve again; `test_comparison` looks at all pictures."""
+    lanes, made = programs.lanes, {}
+
+    def remembered(sweep):
+        if sweep.key not in made:
+            made[sweep.key] = lanes(sweep)
+        return made[sweep.key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "lanes", remembered)
+        patch.setattr(figures, "PICTURES", figures.PICTURES[:1])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +164,7 @@ def test_a_comparison_that_was_begun_without_greedy_rates_goes_on_with_them(
     whole, tmp_path, monkeypatch
 ):
     path = tmp_path / "plain.py"
-    path.write_text(ON_HOST.replace(", common=ON_HOST", ""))
+    path.write_text(ON_HOST.replace(", sweep={}, common=ON_HOST", ""))
     workdir = tmp_path / "runs"
     words = [str(path), "--workdir", str(workdir), "--cost", "1:3"]
     pass_rates, begun = loops.Lanes.pass_rates, []
@@ -164,10 +180,12 @@ def test_a_comparison_that_was_begun_without_greedy_rates_goes_on_with_them(
         before.setattr(loops.Lanes, "pass_rates", sampled)
         assert compare.main(words) == 130
     assert compare.main(words) == 0
-    (got,), want = histories(workdir).values(), histories(whole)["plain"]
-    greedy = got.pop("greedy")
-    assert greedy == [[None] * SEEDS] * 3 + want["greedy"][3:]
-    assert got == {name: want[name] for name in got}
+    found = histories(workdir)
+    assert len(found) == 2
+    for arm, got in found.items():
+        want, greedy = histories(whole)[arm], got.pop("greedy")
+        assert greedy == [[None] * SEEDS] * 3 + want["greedy"][3:]
+        assert got == {name: want[name] for name in got}
 
 
 @pytest.mark.parametrize("name", ["reinforce_ada", "sage", "dro"])

@@ -242,7 +242,7 @@ def get_config():
 def test_a_grader_that_cannot_start_is_told_before_anything_is_written(tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN)
     command = ["--config", str(tmp_path / "broken.py"), "--workdir"]
-    command += [str(tmp_path / "run"), "--set", *real.named(), *few()]
+    command += [str(tmp_path / "run"), "--set", *real.named(small=True), *FEW]
     said = refusal(train.main, *command)
     assert "no process can start for grader 'grader'" in said
     assert "the table is not there" in said

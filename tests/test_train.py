@@ -113,10 +113,14 @@ def compiled():
     BUILT.clear()
 
 
+def without_pictures(patch):
+    patch.setattr(ending.page, "write", lambda workdir: workdir / "report.html")
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Pictures take a second; other tests look at them."""
-    monkeypatch.setattr(ending.page, "write", lambda workdir: workdir / "report.html")
+    without_pictures(monkeypatch)
 
 
 main = partial(printed, train.main)
@@ -695,7 +699,9 @@ def wait_for_row(path: Path, step: int, process: subprocess.Popen):
 def slow(tmp_path_factory, compiled):
     """The run of `killed`, which nothing interrupted."""
     workdir = tmp_path_factory.mktemp("long") / "run"
-    assert call(workdir, *killed.WORDS[1:])[::2] == (0, "")
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch)
+        assert call(workdir, *killed.WORDS[1:])[::2] == (0, "")
     return workdir
 
 
