@@ -133,6 +133,9 @@ def watched(found: Mapping[str, Any]) -> Iterator[list[str]]:
         last = int(np.searchsorted(drawn[1:], place, side="right")) - 1
         for name in names:
             values = np.array(history["watched"][name], float)
+            if np.isnan(values).all():  # of methods that an arm does not have
+                line.append("")
+                continue
             first, then = np.nanmean(values[0]), np.nanmean(values[max(last, 0)])
             line.append(f"{significant(first)} → {significant(then)}")
         yield line

@@ -20,8 +20,8 @@ import test_configs
 import test_reflected
 import tiny
 
-from curax import advantage
-from curax.comparison import analysis, runner
+from curax import advantage, hint
+from curax.comparison import analysis, runner, statistics
 from curax.comparison import experiment as experiments
 from curax.config import load, override, transferred
 from curax.evaluation.benchmarks import BENCHMARKS
@@ -37,10 +37,12 @@ from experiments.references_control import experiment as references_control
 from experiments.references_control import greedy as in_draws_and_greedily
 from experiments.references_control import own_answer
 from experiments.text import show as in_text
+from experiments.text_hints import experiment as text_hints
 from experiments.text_starts import show as of_starts
 
 ROOT = Path(__file__).parent.parent
 CONTROLS = ROOT / "experiments/references_control/README.md"
+HINTS = ROOT / "experiments/text_hints/README.md"
 PAPERS = sorted(path.parent.name for path in ROOT.glob("experiments/*/paper.toml"))
 for_every_paper = pytest.mark.parametrize("paper", PAPERS)
 
@@ -154,6 +156,38 @@ def test_the_page_of_controls_says_what_greedy_answers_gain():
             in_text.value(made, own, rate) - own[rate][0] for rate in analysis.RATES
         )
         assert f"| `{name}` | {' | '.join(map(of_starts.apart, gains))} |" in text
+
+
+def test_the_page_of_hints_says_what_their_results_give():
+    """Gaps of the same seed, at 64 thousand tokens and at 22 updates, then greedily."""
+    text, made = HINTS.read_text(), text_hints.get_experiment()
+    found = dict(in_small.pages())[HINTS]["histories"]
+    places = [("drawn", made.tokens, "rate"), ("updates", 22, "rate")]
+    places.append(("updates", 22, "greedy"))
+    row = r"^\| \*(\w+)\* \|.*?\| \*(\w+)\*.*? \| ([+-]\..*) \|$"
+    rows = re.findall(row, text, re.M)
+    assert len(rows) == 6
+    for name, base, cells in rows:
+        want = []
+        for axis, place, what in places:
+            pairs = (
+                [np.array(found[arm][x], float) for x in (axis, what)]
+                for arm in (name, base)
+            )
+            mine, theirs = (statistics.at(*pair, place) for pair in pairs)
+            want.append(of_starts.apart(mine - theirs))
+        assert cells.split(" | ") == want, (name, base)
+
+
+def test_hints_of_others_are_those_of_the_prompt_before():
+    task = word_problems.task(size=60, hints=True, least_steps=3)
+    prompts = task.prompts(np.arange(20))
+    assert task.hinting
+    own = hint.from_file(task.hinting, prompts, levels=3, written=None)
+    others = text_hints.of_others(task.hinting, prompts, levels=3, written=None)
+    for mine, theirs in zip(own, others, strict=True):
+        np.testing.assert_array_equal(np.roll(mine, 1, axis=0), theirs)
+        assert not np.array_equal(mine, theirs)
 
 
 def shown(task, prompts):

@@ -20,6 +20,7 @@ from experiments.text import experiment as text
 
 START = "runs/text/hinted-40"
 RATE = 3e-4
+WIDE = {"hint.width": 56}  # words that the tokenizer has in pieces
 WATCHED = (
     *("hint/hinted_fraction", "hint/pass_rate", "hint/plain_pass_rate"),
     *("hint/overlong", "hint/leaked"),
@@ -35,17 +36,14 @@ def of_others(hinting: Hinting, prompts: Prompts, **options: Any) -> tuple[Any, 
 def get_experiment() -> Experiment:
     """SAGE by three sources of hints, the same without hints, and two with none."""
     every = text.recipes()
-    sage, sources = every["sage"], [hint.from_file, of_others, hint.reference_prefix]
-    names = ["sentences", "of_others", "solutions"]
-    width = {"hint.width": 40}
+    sage = every["sage"]
     recipes = {
         "rloo": every["centred-fixed-one"],
         "right_only": every["right-fixed-one"],
         "grpo": override(sage, {"hint": None}),
-        **{
-            name: override(sage, {**width, "hint.source": source})
-            for name, source in zip(names, sources, strict=True)
-        },
+        "sentences": override(sage, {**WIDE, "hint.source": hint.from_file}),
+        "of_others": override(sage, {**WIDE, "hint.source": of_others}),
+        "solutions": override(sage, {"hint.width": 40}),
     }
     rate = {"optimizer.learning_rate": RATE}
     watched = (*text.HOW["watched"], *WATCHED)
