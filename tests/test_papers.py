@@ -166,7 +166,7 @@ def test_the_page_of_hints_says_what_their_results_give():
     places.append(("updates", 22, "greedy"))
     row = r"^\| \*(\w+)\* \|.*?\| \*(\w+)\*.*? \| ([+-]\..*) \|$"
     rows = re.findall(row, text, re.M)
-    assert len(rows) == 6
+    assert len(rows) == 8
     for name, base, cells in rows:
         want = []
         for axis, place, what in places:

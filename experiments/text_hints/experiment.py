@@ -28,19 +28,23 @@ WATCHED = (
 
 
 def of_others(hinting: Hinting, prompts: Prompts, **options: Any) -> tuple[Any, Any]:
-    """`hint.from_file`, of the prompt before in the batch: hints that are no help."""
+    """`hint.from_file`, of the prompt before in the batch: hints that mislead."""
     others = jax.tree.map(partial(jnp.roll, shift=1, axis=0), prompts)
     return hint.from_file(hinting, others, **options)
 
 
 def get_experiment() -> Experiment:
-    """SAGE by three sources of hints, the same without hints, and two with none."""
+    """SAGE by three sources of hints, the same without them, and two other recipes.
+
+    With 29 prompts for 16 a step without hints draws as much as one with *sentences*.
+    """
     every = text.recipes()
     sage = every["sage"]
     recipes = {
         "rloo": every["centred-fixed-one"],
         "right_only": every["right-fixed-one"],
         "grpo": override(sage, {"hint": None}),
+        "grpo_29": override(sage, {"hint": None, "sampling.prompts": 29}),
         "sentences": override(sage, {**WIDE, "hint.source": hint.from_file}),
         "of_others": override(sage, {**WIDE, "hint.source": of_others}),
         "solutions": override(sage, {"hint.width": 40}),
