@@ -174,7 +174,8 @@ class WordProblem:
     def hints(self) -> list[str]:
         """Sentences that name the first steps, by level: `Begin with 6. Take away 4.`
 
-        Level l of L names max(1, round(l / L of them)), and none what comes out.
+        Level l of L names max(1, round(l / L of them)), the last all; none says what
+        comes out.
         """
         said = [f"Begin with {self.first}."]
         said += [f"{ADVICE[step.sign]} {step.number}." for step in self.steps]
@@ -307,7 +308,8 @@ def taught(
         word_problem: to solve.
         seed: of what goes wrong.
         sentences: whether the answer is one, or a number.
-        level: of the hint that the teacher has read; 0: none.
+        level: of the hint that the teacher has read, whose steps come first and are
+            taken as it says; 0: none.
     """
     made = random.Random(f"teacher {seed}")
     named = word_problem.named(level)
@@ -497,7 +499,9 @@ def task(
     writer = None
     if hints:
         longest = 2 * max_prompt_tokens
-        writer = HintWriter(prompt_format, training.problems, longest=longest)
+        writer = HintWriter(
+            prompt_format, training.problems, longest=longest, levels=LEVELS
+        )
     made = file_task.FileTask(
         format=prompt_format,
         training=training,
