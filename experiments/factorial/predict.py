@@ -4,8 +4,8 @@ Command:  python -m experiments.factorial.predict
 
 As `experiments.map.course`: each arm at the best of the sizes that are tried, steps of
 one length. It is set by where plain RLOO (centred, fixed, one) was measured to end; in
-bimodal and dense regimes, where no arm was measured, by where the map's `rloo` ended at
-as many tokens.
+regimes where no arm had been measured, by where the map's `rloo` ended at as many
+tokens.
 In `results/REGIME/predicted.json`; what is there is not predicted again.
 """
 
@@ -26,7 +26,7 @@ from experiments.map import show as map_show
 BASE = "centred-fixed-one"
 # Of sparse_wide no pass rates before RL were measured.
 REGIMES = tuple(regime for regime in run.REGIMES if regime != "sparse_wide")
-BLIND = ("bimodal", *run.DENSE)  # predicted before an arm was claimed
+BLIND = ("bimodal", *run.DENSE, "noisy")  # predicted before an arm was claimed
 
 
 def tabulated(regime: str) -> map_course.Recipes:

@@ -43,7 +43,7 @@ RESULTS = Path(__file__).parent / "results"
 SEEDS = ablations.SEEDS  # of claims: 16, which tuning has not seen
 DENSE = ("dense_fresh", "dense_returning")  # those with seeds new to the map
 # Chains have one right completion; of `ways` each of k values has four right tokens.
-REGIMES = ("sparse", "bimodal_ways", "bimodal", "sparse_wide", *DENSE)
+REGIMES = ("sparse", "bimodal_ways", "bimodal", "sparse_wide", *DENSE, "noisy")
 TOKENS = {"tune": 40_000, "beyond": 40_000, "claim": 40_000, "long": 160_000}
 STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
