@@ -49,12 +49,13 @@ STEPS = 10_000  # at most
 SIZES, RATES = (2.0, 4.0, 8.0), (3e-4, 1e-3, 3e-3)
 TRIED = ("tune", "beyond")  # kinds of pieces that are trials
 # One more rate where most arms had taken an end of the others.
-BEYOND = {"bimodal": 1e-4, "bimodal_ways": 1e-2, "dense_fresh": 3e-3}
+BEYOND = {"bimodal": 1e-4, "bimodal_ways": 1e-2, **dict.fromkeys(DENSE, 3e-3)}
 PROMPTS, MOST = 8, 32  # of a step that draws until one is right, and of a prompt
 CREDIT, DRAWS, WEIGHT = ("centred", "right"), ("fixed", "drawn"), ("one", "log")
 CHOICES = (CREDIT, DRAWS, WEIGHT)
 ARMS = ["-".join(own) for own in itertools.product(*CHOICES)]
-PLAIN = ["centred-fixed-one", "right-fixed-one"]  # which alone go on in dense regimes
+PLAIN = ["centred-fixed-one", "right-fixed-one"]
+SHORT = (*DENSE, "noisy")  # regimes in which these two alone go on
 ENTROPY = {"entropy": "policy/entropy_nats"}
 
 BASELINE = {"centred": advantage.leave_one_out, "right": advantage.raw}
@@ -122,7 +123,7 @@ def rates(regime: str, kind: str) -> tuple[float, ...]:
 
 def asked(regime: str, kind: str) -> list[str]:
     """Arms that a kind of piece is measured of."""
-    return PLAIN if kind == "long" and regime in DENSE else ARMS
+    return PLAIN if kind == "long" and regime in SHORT else ARMS
 
 
 def tokens(regime: str, kind: str) -> int:

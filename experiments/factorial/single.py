@@ -7,8 +7,9 @@ is one: *right* trains right completions alone, and *centred* takes the mean of 
 batch from rewards and divides by their deviation, as `reinforce_plus_plus` does, for a
 prompt with one draw has no mean of its own. Tuned by the rates of the regime and run
 with the seeds of its claims. Beside them RLOO and right ones alone at the n of the
-page, on this processor: those of `greedy.py`, and of bimodal run again. What is in
-`results_single/` is not measured again, so that the command, begun anew, goes on.
+page, on this processor: those of `greedy.py`, of bimodal run again, and of the other
+regimes those of the page. What is in `results_single/` is not measured again, so that
+the command, begun anew, goes on.
 
 And a control of four times the tokens in dense_fresh, where RLOO runs at another n and
 rate than right ones alone: RLOO at theirs.
@@ -29,7 +30,8 @@ from experiments.map.regimes import Setting
 from experiments.map.run import write
 
 RESULTS = Path(__file__).parent / "results_single"
-REGIMES = ("sparse", "sparse_wide", "bimodal")
+AGAIN = ("sparse", "sparse_wide", "bimodal")  # arms of the page are run again
+REGIMES = (*AGAIN, *run.SHORT)
 BASELINE = {"centred": advantage.batch_standardised, "right": advantage.raw}
 ARMS = {f"{credit}-fixed-single": credit for credit in BASELINE}
 CONTROL = Piece("dense_fresh", "long", run.PLAIN[0])  # by the setting of right ones
@@ -39,6 +41,8 @@ def path(piece: Piece) -> Path:
     """The file of a piece, of one draw or beside those."""
     if piece.arm not in ARMS and piece.regime in greedy.REGIMES:
         return greedy.path(piece)
+    if piece.arm not in ARMS and piece.regime not in AGAIN and piece != CONTROL:
+        return piece.path
     return RESULTS / piece.path.relative_to(run.RESULTS)
 
 
