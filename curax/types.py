@@ -308,6 +308,10 @@ class Model:
             so that there may be all of them from the beginning; None: it does not.
         paged: columns of a page where so many columns may lie in `arrays.pages`, here;
             0: they are rings. None: always.
+        adding: `(params, totals) -> params`, such that the gradient by the totals is
+            these and that of the parameters, added where they lie; `features` without a
+            column and `head` take them, and no cache comes back. None: each is added
+            when the gradients of all are there.
     """
 
     init: Callable[[jax.Array], Any]
@@ -321,6 +325,7 @@ class Model:
     shared: Callable[[Any], Any] | None = None
     ragged: Callable[[int], bool] | None = None
     paged: Callable[[int], int] | None = None
+    adding: Callable[[Any, Any], Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

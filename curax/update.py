@@ -20,6 +20,7 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked, sharding
+from curax.arrays.accumulate import onto
 from curax.arrays.lines import Homes, Line, Lines, Visible, places
 from curax.arrays.micro_batches import (
     added,
@@ -28,6 +29,7 @@ from curax.arrays.micro_batches import (
     over_lines,
     over_micro_batches,
     split,
+    zeros,
 )
 from curax.rollout import Prefix, extend, prefill
 from curax.types import Batch, Contexts, Model
@@ -80,7 +82,8 @@ class TokenStats(NamedTuple):
 
 def over_rows(
     model: Model,
-    function: Callable[[Any, Line | None], tuple[Any, Any]],
+    function: Callable[[Any, Any, Line | None], tuple[Any, Any]],
+    total: Any,
     contexts: Contexts,
     rows: Any,
     mask: jax.Array,
@@ -88,11 +91,12 @@ def over_rows(
     *,
     at_home: bool = False,
 ) -> tuple[Any, Any]:
-    """Outputs of a function on packed lines if the model packs, else on micro-batches.
+    """A function on packed lines if the model packs, else on micro-batches.
 
     Args:
         model: the policy.
-        function: of rows and their line; None: they are `[m, t]`.
+        function: of the total so far, rows and their line; None: they are `[m, t]`.
+        total: as `over_micro_batches`.
         contexts: `[C, P]`.
         rows: as `over_micro_batches`.
         mask: likewise.
@@ -100,9 +104,10 @@ def over_rows(
         at_home: whether rows and contexts are those of `homes`.
     """
     if how := packing(model, contexts, mask, settings):
-        return over_lines(function, rows, mask, how._replace(at_home=at_home))
+        return over_lines(function, total, rows, mask, how._replace(at_home=at_home))
     return over_micro_batches(
-        lambda rows: function(rows, None),
+        lambda total, rows: function(total, rows, None),
+        total,
         rows,
         mask,
         count=settings.count(*mask.shape),
@@ -249,13 +254,13 @@ def over_all(
         contexts, context, (tokens, mask) = found.moved(contexts, context, here)
     prefix = prefill(model, params, contexts)
 
-    def of(rows, line):
+    def of(none, rows, line):
         where = model, params, contexts, prefix, rows, line, settings
-        return (), read_tokens(read, *where)
+        return none, read_tokens(read, *where)
 
     given = tokens, context, support
     at_home = found is not None
-    _, out = over_rows(model, of, contexts, given, mask, settings, at_home=at_home)
+    _, out = over_rows(model, of, (), contexts, given, mask, settings, at_home=at_home)
     return found.back(out, len(rows[0])) if found else out
 
 
@@ -364,7 +369,8 @@ def gradient(
         batch = dataclasses.replace(batch, context=context)
     prefix = prefill(model, params, contexts)
 
-    def loss_of(params, prefix, contexts, still_old, rows, weight, line):
+    def loss_of(total, prefix, params, contexts, still_old, rows, weight, line):
+        params = (model.adding or partial(jax.tree.map, onto))(params, total)
         given = rows.tokens, rows.context, rows.support
         where = model, params, contexts, prefix, given, line, settings
         own = TokenLogprobs(*read_tokens(masked.token_logprobs, *where))
@@ -372,27 +378,27 @@ def gradient(
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
-    def pull(known, rows_and_weight, line):
-        (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
-            *known, *rows_and_weight, line
-        )
-        return (loss, like_params(model, grads[0]), grads[1]), own
+    def pull(known, total, rows_and_weight, line, which=None):
+        """The total with rows that read all contexts, or those of the line alone."""
+        (prefix, *known), (loss, grads, pulled) = known, total
+        (more, own), (grads, of_rows) = jax.value_and_grad(
+            loss_of, argnums=(0, 1), has_aux=True
+        )(grads, prefix, *known, *rows_and_weight, line)
+        if which is None:
+            pulled = added(pulled, of_rows)
+        else:
+            pulled = jax.tree.map(lambda x, g: x.at[which].add(g), pulled, of_rows)
+        return (loss + more, like_params(model, grads), pulled), own
 
-    def pull_line(known, rows_and_weight, line):
-        """`pull` of the contexts of the line's rows alone, and which these are."""
-        params, prefix, contexts, still_old = known
+    def pull_line(known, total, rows_and_weight, line):
+        """`pull` of the contexts of the line's rows alone."""
+        prefix, params, contexts, still_old = known
         rows, weight = rows_and_weight
         which = rows.context
         prefix, contexts = jax.tree.map(lambda x: x[which], (prefix, contexts))
         place = jnp.arange(which.size, dtype=which.dtype)
         rows = dataclasses.replace(rows, context=place), weight
-        total, own = pull((params, prefix, contexts, still_old), rows, line)
-        return (total, which), own
-
-    def add_line(total, new):
-        (*sums, pulled), ((*more, of_line), which) = total, new
-        pulled = jax.tree.map(lambda x, g: x.at[which].add(g), pulled, of_line)
-        return *added(sums, more), pulled
+        return pull((prefix, params, contexts, still_old), total, rows, line, which)
 
     def of_copy(known, of_own):
         (params, still_old, shared), (own_contexts, rows, apart) = known, of_own
@@ -401,26 +407,24 @@ def gradient(
         if at_home:  # contexts are those of this copy
             own = batch.context % len(own_contexts.mask)
             rows = dataclasses.replace(batch, context=own), weight
-        known = params, prefix, contexts, still_old
+        known = prefix, params, contexts, still_old
+        total = jnp.float32(0), like_params(model, zeros(params)), zeros(prefix)
         how = packing(model, contexts, batch.mask, settings)
         # With few rows of a line, gradients of all contexts would be most of what it
         # writes. Where rows lie on several shards, contexts do too.
         if how and how.rows and sharding.shards("rows") == 1:
-            (loss, grads, pulled), own = over_lines(
-                partial(pull_line, known),
-                rows,
-                batch.mask,
-                how._replace(at_home=at_home),
-                like=(jnp.float32(0), like_params(model, params), prefix),
-                add=add_line,
+            how = how._replace(at_home=at_home)
+            total, own = over_lines(
+                partial(pull_line, known), total, rows, batch.mask, how
             )
         else:
-            (loss, grads, pulled), own = over_rows(
+            total, own = over_rows(
                 model,
                 partial(pull, known),
-                *(contexts, rows, batch.mask, settings),
+                *(total, contexts, rows, batch.mask, settings),
                 at_home=at_home,
             )
+        loss, grads, pulled = total
         if not at_home:
             pulled = sharding.own_of_copies(pulled)
         pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)

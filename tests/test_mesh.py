@@ -425,6 +425,8 @@ def test_samples_are_those_of_one_device_whatever_mesh_and_slots(sizes, kv_heads
 # ----- what moves between devices in an update
 
 LARGE = 256  # of a vocabulary, so that the head is the largest array
+SHARDED = {"vocab_size": LARGE, "heads": 4, "width": 20}  # no two arrays of a size
+SHARDED |= {"scan_layers": True, "remat": True}  # gradients are added in place
 UPDATES = {(2, 2, 2): 2, (1, 2, 4): 1}  # sizes of a mesh, to heads of keys
 SCORED = {
     "rows": update.Settings(micro_batches=2, token_chunk=4),
@@ -471,7 +473,7 @@ def differentiate(policy, how, params, rows, weight):
 @cache
 def updating(sizes, kv_heads, how):
     """An update compiled for a mesh: policy, layout, program, words of the compiler."""
-    policy = tiny.model(vocab_size=LARGE, heads=4, kv_heads=kv_heads, remat=True)
+    policy = tiny.model(**SHARDED, kv_heads=kv_heads)
     made = mesh.make(Sizes(**dict(zip(mesh.AXES, sizes, strict=True))))
     assert made is not None
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
@@ -558,17 +560,18 @@ def test_rows_of_a_shard_stay_on_it_line_by_line(together):
     shard = jnp.repeat(jnp.arange(4, dtype=jnp.int32), 6)
     said = jnp.asarray(random.normal(size=(24, 5)), jnp.float32)
 
-    def function(rows, line):
+    def function(total, rows, line):
         said, mask, shard = rows
         own = shard.reshape(4, -1)
         kept = jnp.where(mask, said, 0)
         strays = jnp.sum((own != jnp.arange(4)[:, None]) & (own > 0))
-        return (jnp.sum(kept), strays), kept
+        return micro_batches.added(total, (jnp.sum(kept), strays)), kept
 
     def run(said, mask):
         how = lines.Lines(8, together=together, at_home=True)
         rows = said, mask, shard
-        return micro_batches.over_lines(function, rows, mask, how)
+        none = jnp.float32(0), jnp.float32(0)
+        return micro_batches.over_lines(function, none, rows, mask, how)
 
     with mesh.use(cube()):
         (total, strays), own = jax.jit(run)(said, mask)
@@ -580,7 +583,7 @@ def test_rows_of_a_shard_stay_on_it_line_by_line(together):
 @cache
 def on_one_device(kv_heads):
     """Parameters, and the update of rows that are not packed, without a mesh."""
-    policy = tiny.model(vocab_size=LARGE, heads=4, kv_heads=kv_heads, remat=True)
+    policy = tiny.model(**SHARDED, kv_heads=kv_heads)
     params = tiny.random_params(policy)
     return params, jax.jit(partial(differentiate, policy, "rows"))(params, *scored())
 

@@ -81,7 +81,7 @@ def test_scanned_layers_have_stacked_parameters_of_the_same_values():
     one, many = (jax.jit(m.init)(jax.random.key(0)) for m in (tiny.MODEL, scanned))
     shapes = {name: (leaf.shape, axes[name]) for name, leaf in by_name(many).items()}
     assert shapes == STACKED
-    jax.tree.map(np.testing.assert_array_equal, stacked(one), many)
+    jax.tree.map(np.testing.assert_array_equal, tiny.stacked(one), many)
 
 
 @pytest.mark.first(1)
@@ -112,12 +112,6 @@ def test_options_add_and_drop_the_parameters_they_name_and_no_others(scan_layers
     ]
     got = shapes(lora_rank=3, lora_modules=("q", "down"))
     assert got == base | layer(adapters)
-
-
-def stacked(params):
-    """The parameters of unrolled layers as those of scanned ones."""
-    both = [params["layers"][str(i)] for i in range(2)]
-    return params | {"layers": jax.tree.map(lambda *p: jnp.stack(p), *both)}
 
 
 def test_a_tied_model_reads_logits_off_the_embedding_table():
@@ -394,7 +388,7 @@ def test_no_feature_depends_on_a_later_token(t):
 @pytest.mark.parametrize("remat", ["none", "everything"])
 def test_scanned_layers_are_unrolled_layers(remat):
     scanned = jax.jit(tiny.model(scan_layers=True, remat=remat).features)
-    params, alike = stacked(tiny.params()), partial(close, atol=1e-6)
+    params, alike = tiny.stacked(tiny.params()), partial(close, atol=1e-6)
     jax.tree.map(alike, scanned(params, TOKENS, POSITIONS, SEEN), whole())
     rest = TOKENS[:, BEFORE:], POSITIONS[:, BEFORE:], SEEN
     got, cache = scanned(params, *rest, beginning()[1])
@@ -409,7 +403,7 @@ def test_scanned_layers_are_unrolled_layers(remat):
 @pytest.mark.long
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_remat_keeps_less_and_changes_no_gradient(scan_layers):
-    params = stacked(tiny.params()) if scan_layers else tiny.params()
+    params = tiny.stacked(tiny.params()) if scan_layers else tiny.params()
 
     def kept_and_gradient(remat):
         model = tiny.model(scan_layers=scan_layers, remat=remat)

@@ -253,16 +253,18 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
     mask = np.arange(7) < length[:, None]
     rows = {"row": np.arange(12, dtype=np.int32), "mask": mask}
 
-    def function(rows):
+    def function(total, rows):
         m, steps = rows["mask"].shape
         assert m == 3
         count = jnp.sum(rows["mask"], dtype=jnp.int32)
         wide = {"steps": jnp.int32(steps), "tokens": count}
-        return wide, jnp.where(rows["mask"], rows["row"][:, None], 0)
+        total = micro_batches.added(total, wide)
+        return total, jnp.where(rows["mask"], rows["row"][:, None], 0)
 
+    none = {"steps": jnp.float32(0), "tokens": jnp.float32(0)}
     total, own = jax.jit(
         lambda rows, mask: micro_batches.over_micro_batches(
-            function, rows, mask, count=4, buckets=buckets
+            function, none, rows, mask, count=4, buckets=buckets
         )
     )(rows, mask)
     assert float(total["tokens"]) == mask.sum()
@@ -276,10 +278,14 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
 
 
 @cache
-def packed(tokens, most):
+def packed(tokens, most, in_place=None, **options):
     """Loss and gradient as `compiled`, rows in lines of tiles of two tokens."""
-    settings = dataclasses.replace(how(1, 4, 1), tokens_per_micro_batch=tokens)
-    model = tiny.MODEL
+    settings = dataclasses.replace(how(2, 4, 1), tokens_per_micro_batch=tokens)
+    model = tiny.model(**options)
+    assert in_place is None or model.adding
+    if in_place is False:
+        model = dataclasses.replace(model, adding=None)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
     if most:  # rows of a line, as for the kernel of TPUs
         model = dataclasses.replace(
             model, packs=lambda *_: lines.Lines(tokens, most, together=1)
@@ -292,7 +298,7 @@ def packed(tokens, most):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "TILE", 2)
-        return run.lower(tiny.params(), *batch()).compile()
+        return run.lower(shapes, *batch()).compile()
 
 
 @pytest.mark.long
@@ -304,6 +310,18 @@ def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens, mo
     value, grads, own = run(tiny.params(), *jax.tree.map(lambda x: x[order], batch()))
     back = jax.tree.map(lambda leaf: leaf[np.argsort(order)], own)
     alike(masked((value, grads, back)), masked(got))
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(0, 0), (8, 2)])
+def test_gradients_of_layers_are_added_where_they_lie(tokens, most):
+    make = partial(packed, tokens, most, scan_layers=True, remat=True)
+    run, apart = make(in_place=True), make(in_place=False)
+    params = tiny.stacked(tiny.params())
+    value, grads, own = naive()
+    alike(masked(run(params, *batch())), masked((value, tiny.stacked(grads), own)))
+    less, more = (x.memory_analysis().temp_size_in_bytes for x in (run, apart))
+    layers = sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
+    assert more - less > layers // 3  # bytes on a CPU, of two layers
 
 
 @pytest.mark.long

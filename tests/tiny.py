@@ -92,6 +92,12 @@ def params():
     return random_params(MODEL)
 
 
+def stacked(params):
+    """The parameters of unrolled layers as those of scanned ones."""
+    both = [params["layers"][str(i)] for i in range(2)]
+    return params | {"layers": jax.tree.map(lambda *p: jnp.stack(p), *both)}
+
+
 def random_params(policy):
     """Random ones; scales too, so that a forgotten one shows. Quicker than `init`."""
     random = np.random.default_rng(0)

@@ -40,4 +40,5 @@ def over(model: Model, frozen: Any) -> Model:
         head=lambda params: model.head(join(frozen, params)),
         axes=split(model, model.axes)[0],
         ready=ready and (lambda params: ready(join(frozen, params))),
+        adding=None,
     )

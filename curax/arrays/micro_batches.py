@@ -48,30 +48,32 @@ def ends(mask: jax.Array) -> jax.Array:
 
 
 def over_micro_batches(
-    function: Callable[[Any], tuple[Any, Any]],
+    function: Callable[[Any, Any], tuple[Any, Any]],
+    total: Any,
     rows: Any,
     mask: jax.Array,
     *,
     count: int,
     buckets: int = 1,
 ) -> tuple[Any, Any]:
-    """Sums and per-token outputs of a function, called on each micro-batch.
+    """A total and per-token outputs of a function, called on each micro-batch.
 
     With several length buckets, rows are sorted by length, so that those of one
     micro-batch are about equally long, and it is cut behind its longest. Each length
     is a branch of the program: more to compile, less to compute.
 
     Args:
-        function: from rows, `[m, t]` and `[m]`, to a tree that is to be summed and a
-            tree of `[m, t]`; of tokens outside the mask it may say anything finite.
+        function: from the total so far and rows, `[m, t]` and `[m]`, to the total with
+            theirs and a tree of `[m, t]`; of tokens outside the mask it may say
+            anything finite.
+        total: of no rows.
         rows: tree of `[M, T, ...]` and `[M]`.
         mask: `[M, T]` bool.
         count: micro-batches.
         buckets: lengths to which they are cut.
 
     Returns:
-        Sums in float32, so that their order hardly matters; the `[M, T]` tree, 0 where
-        rows were cut.
+        The total of all; the `[M, T]` tree, 0 where rows were cut.
     """
     function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
     steps = mask.shape[-1]
@@ -83,9 +85,9 @@ def over_micro_batches(
         rows, last = jax.tree.map(lambda x: jnp.take(x, order, 0), (rows, last))
     rows, last = jax.tree.map(shard_rows, (rows, last))
 
-    def cut(rows, length):
+    def cut(total, rows, length):
         short = jax.tree.map(lambda x: x[:, :length] if x.ndim > 1 else x, rows)
-        total, own = function(short)
+        total, own = function(total, short)
         behind = ((0, 0), (0, steps - length))
         return total, jax.tree.map(lambda x: jnp.pad(x, behind), own)
 
@@ -94,12 +96,9 @@ def over_micro_batches(
         longest = over_copies(jax.lax.pmax, jnp.max(last))
         which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), longest)
         branches = [partial(cut, length=length) for length in lengths]
-        new, own = jax.lax.switch(which, branches, rows)
-        return added(total, new), own
+        return jax.lax.switch(which, branches, total, rows)
 
-    rows = split((rows, last), count)
-    like, _ = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], rows[0]))
-    total, own = jax.lax.scan(add, zeros(like), rows)
+    total, own = jax.lax.scan(add, total, split((rows, last), count))
     own = join(own)
     if order is not None:
         own = jax.tree.map(lambda x: x[jnp.argsort(order)], own)
@@ -107,38 +106,35 @@ def over_micro_batches(
 
 
 def zeros(like: Any) -> Any:
-    """Sums of nothing, in float32, of a tree like this."""
+    """A total of nothing, in float32, of a tree like this."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
 
 
 def added(total: Any, new: Any) -> Any:
-    """Sums with those of another micro-batch."""
+    """A total with that of another micro-batch."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new)
 
 
 def over_lines(
-    function: Callable[[Any, Line], tuple[Any, Any]],
+    function: Callable[[Any, Any, Line], tuple[Any, Any]],
+    total: Any,
     rows: Any,
     mask: jax.Array,
     how: Lines,
-    *,
-    like: Any = None,
-    add: Callable[[Any, Any], Any] = added,
 ) -> tuple[Any, Any]:
-    """Sums and per-token outputs of a function, called on each line of packed rows.
+    """A total and per-token outputs of a function, called on each line of packed rows.
 
     On a mesh a line of each shard of the rows at a time, as often as the shard with
     most lines needs.
 
     Args:
-        function: of rows `[D R, T, ...]` and `[D R]`, R of each of D shards, and their
-            lines, as that of `over_micro_batches`.
+        function: of the total so far, rows `[D R, T, ...]` and `[D R]`, R of each of D
+            shards, and their lines, as that of `over_micro_batches`.
+        total: as `over_micro_batches`.
         rows: as `over_micro_batches`.
         mask: as `over_micro_batches`.
         how: sizes of lines; several of a shard at a time count as those of more shards.
             At home, rows are K of each shard, and stay on it.
-        like: tree of the sums, if it is not that of the function.
-        add: of the sums and what the function says of one line.
 
     Returns:
         As `over_micro_batches`.
@@ -161,15 +157,15 @@ def over_lines(
     of = partial(Packing.of, steps=steps, tokens=how.tokens, rows=how.rows)
     packing = jax.vmap(of)(last)
 
-    def read(number):
+    def read(number, total):
         which, line = jax.vmap(lambda packing: packing.at(number))(packing)
         line = dataclasses.replace(line, at_home=how.at_home)
         own = jax.tree.map(lambda x: join_shards(jax.vmap(picked)(x, which)), rows)
-        total, own = function(own, line)
+        total, own = function(total, own, line)
         return which, total, own
 
     def next_line(number, state):
-        which, new, part = read(number)
+        which, total, part = read(number, state[0])
 
         def put(whole, part):
             part = part.reshape(*which.shape, steps)
@@ -177,17 +173,14 @@ def over_lines(
                 whole, which, part
             )
 
-        return add(state[0], new), jax.tree.map(put, state[1], part)
+        return total, jax.tree.map(put, state[1], part)
 
-    _, total, own = jax.eval_shape(read, jnp.int32(0))
-    start = (
-        zeros(total if like is None else like),
-        jax.tree.map(
-            lambda x: shard_rows(jnp.zeros((*last.shape, steps), x.dtype)), own
-        ),
+    _, _, own = jax.eval_shape(read, jnp.int32(0), total)
+    own = jax.tree.map(
+        lambda x: shard_rows(jnp.zeros((*last.shape, steps), x.dtype)), own
     )
     most = over_copies(jax.lax.pmax, jnp.max(packing.lines))
-    total, own = jax.lax.fori_loop(0, most, next_line, start)
+    total, own = jax.lax.fori_loop(0, most, next_line, (total, own))
     if each > 1:
 
         def back(x, order):

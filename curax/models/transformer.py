@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
+from curax.arrays.accumulate import Adding, onto, through
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
 from curax.models import attention, decoding, lanes, modules, packed, softmax
@@ -177,6 +178,7 @@ class Transformer:
 
     def model(self) -> Model:
         """The model: functions, and the logical axes of its parameters."""
+        adds = self.scan_layers and self.remat == "everything"
         return Model(
             init=self.init,
             features=self.features,
@@ -188,6 +190,7 @@ class Transformer:
             shared=self.shared,
             ragged=self.ragged,
             paged=self.paged,
+            adding=self.adding if adds else None,
         )
 
     def init(self, key):
@@ -203,6 +206,12 @@ class Transformer:
             return leaf.astype(block.dtype) if path[-1].key in CAST else leaf
 
         return jax.tree_util.tree_map_with_path(held, params)
+
+    def adding(self, params, totals):
+        """Parameters whose gradients are added to totals, those of layers in place."""
+        layers = {"layers": Adding(params["layers"], totals["layers"])}
+        rest = (name for name in params if name not in layers)
+        return layers | {x: jax.tree.map(onto, params[x], totals[x]) for x in rest}
 
     def shared(self, cache):
         """The cache as decoding has it: heads side by side where they fill lanes."""
@@ -301,16 +310,16 @@ class Transformer:
         x = constrain(x, ("rows", None, None))
         axes = None if column is not None else self.axes["layers"]
         apply, given = partial(layer, self.block, axes), (positions, seen, column)
-        if self.remat != "none":
+        stack, scans, new = params["layers"], self.scan_layers and column is None, []
+        stacked = scans and cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
+        if self.remat != "none" and not isinstance(stack, Adding):
             apply = jax.checkpoint(apply, policy=REMAT[self.remat])
-        if self.scan_layers and column is None:
-            stacked = cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
-            x, stacked = jax.lax.scan(
-                partial(apply, given), x, (params["layers"], stacked)
-            )
+        if isinstance(stack, Adding):
+            x = through(apply, given, x, stack, stacked)
+        elif scans:
+            x, stacked = jax.lax.scan(partial(apply, given), x, (stack, stacked))
             new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
         else:
-            new, stack = [], params["layers"]
             stack = stack if "0" in stack else unstacked(stack, layers)
             # Layers are alike: traced once. Inlined, the program is as without it.
             apply = jax.jit(apply, inline=True)

@@ -1,0 +1,102 @@
+"""Gradients that are added to totals where these lie, micro-batch by micro-batch.
+
+What is differentiated by is the total, which no value depends on: its gradient is the
+total so far and the gradient of the parameters. So a layer's gradient is written once,
+into the total of its layer, and those of all layers never exist beside it.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+
+@flax.struct.dataclass
+class Adding:
+    """Parameters of layers, and the totals that their gradients are added to."""
+
+    params: Any  # tree of [L, ...]
+    totals: Any  # likewise, float32
+
+
+@jax.custom_vjp
+def onto(value: jax.Array, total: jax.Array) -> jax.Array:
+    """The value. The gradient of the total is the total and the gradient of the value.
+
+    Args:
+        value: `[...]`, a parameter; by itself it has no gradient.
+        total: `[...]` float32.
+
+    Returns:
+        `[...]`, the value as it is.
+    """
+    del total
+    return value
+
+
+onto.defvjp(
+    lambda value, total: (value, total),
+    lambda total, slope: (None, total + slope.astype(total.dtype)),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def through(
+    apply: Callable[[Any, jax.Array, Any], tuple[jax.Array, Any]],
+    given: Any,
+    x: jax.Array,
+    layers: Adding,
+    caches: Any,
+) -> jax.Array:
+    """What leaves the last layer; the backward pass computes each layer again.
+
+    Args:
+        apply: a layer, `(given, x, (params, cache)) -> (x, cache)`.
+        given: what all layers are given; it has no gradient.
+        x: what enters the first.
+        layers: their parameters, whose gradients go to the totals alone.
+        caches: tree of `[L, ...]`.
+
+    Returns:
+        As x.
+    """
+    return _forward(apply, given, x, layers, caches)[0]
+
+
+def _forward(apply, given, x, layers, caches):
+    def step(x, layer):
+        return apply(given, x, layer)[0], x
+
+    x, entered = jax.lax.scan(step, x, (layers.params, caches))
+    return x, (given, entered, layers, caches)
+
+
+def _backward(apply, kept, slope):
+    given, entered, layers, caches = kept
+
+    def back(state, layer):
+        (slope, totals), (number, *own) = state, layer
+        _, pull = jax.vjp(lambda x, *layer: apply(given, x, layer)[0], *own)
+        slope, more, of_cache = pull(slope)
+
+        def add(total, new):
+            old = jax.lax.dynamic_index_in_dim(total, number, keepdims=False)
+            new = old + new.astype(total.dtype)
+            return jax.lax.dynamic_update_index_in_dim(total, new, number, 0)
+
+        return (slope, jax.tree.map(add, totals, more)), of_cache
+
+    number = jnp.arange(len(entered), dtype=jnp.int32)
+    (slope, totals), of_caches = jax.lax.scan(
+        back,
+        (slope, layers.totals),
+        (number, entered, layers.params, caches),
+        reverse=True,
+    )
+    return None, slope, Adding(None, totals), of_caches
+
+
+through.defvjp(_forward, _backward)
