@@ -51,10 +51,10 @@ BASELINE = "rloo"  # what all were measured beside
 # tokens drawn, nearest to a mean pass rate before RL up to this; figures of
 # docs/choose_a_recipe.md, as a test asks.
 MEASURED = {
-    0.1: "next to nothing is right and no prompt comes back: +.110 ± .057 on chains",
+    0.1: "next to nothing is right and no prompt comes back: +.110 ± .058 on chains",
     0.18: "an eighth to a sixth is right: +.036 ± .026 on text, over six starts",
     0.45: "a fifth to a third is right: +.028 ± .020 on text, over six starts",
-    1.0: "most is right: neither lead nor loss shown, +.006 ± .008 on chains",
+    1.0: "most is right: neither lead nor loss shown, +.006 ± .009 on chains",
 }
 
 

@@ -293,8 +293,10 @@ def apart_table(every: list[Effect], kind: str) -> str:
             cells = told(one), between(one.middle, "+")
             both = [read(one.regime, kind, arm) for arm in pair]
             alike = plus_minus(by_updates(one.regime, kind, both))
-            body.append([one.regime, *one.name.split(", "), *cells, alike])
-    return markdown([*head, "at as many updates"], body)
+            cells = *cells, alike, own_gap(one.regime, kind, both)
+            body.append([one.regime, *one.name.split(", "), *cells])
+    head += ["at as many updates", "greedily, by itself"]
+    return markdown(head, body)
 
 
 def grown_table() -> str:
@@ -314,7 +316,7 @@ def grown_table() -> str:
 def arm_table(kind: str) -> str:
     """Markdown of the arms of all regimes that are whole at a horizon."""
     head = ["regime", "arm", "n", "rate", "pass rate", "mean", "updates"]
-    head += ["entropy", "at equal pass rate"]
+    head += ["entropy", "at equal pass rate", "greedily"]
     body = []
     for regime in REGIMES:
         alike = entropies(regime, kind)
@@ -324,7 +326,8 @@ def arm_table(kind: str) -> str:
             middle = statistics.center([own])
             at = {
                 what: run.ends(piece, run.tokens(regime, kind), what).mean()
-                for what in ("updates", "entropy")
+                for what in ("updates", "entropy", "greedy")
+                if piece.get(what)
             }
             body.append(
                 [
@@ -333,6 +336,7 @@ def arm_table(kind: str) -> str:
                     between(show.numbers(middle.value, middle.interval())),
                     *(number(own.mean()), f"{at['updates']:.0f}"),
                     *(number(at["entropy"]), number(alike[arm])),
+                    number(at["greedy"]) if "greedy" in at else "",
                 ]
             )
     return markdown(head, body)
