@@ -595,6 +595,16 @@ def test_a_broken_config_file_is_named_with_its_line(written, text):
     assert said == f"{path}{BROKEN[text]}"
 
 
+def test_the_config_of_a_run_is_no_config_file(tmp_path):
+    path = tmp_path / "run" / "config.json"
+    path.parent.mkdir()
+    path.write_text('{\n"steps": null}\n')
+    said = f"train --resume {path.parent} goes on with the run of a folder."
+    assert error_of(cf.load, path) == (
+        f"{path}: JSON, and a config is a Python file; {said}"
+    )
+
+
 def test_a_missing_config_file_is_told_from_its_neighbours(tmp_path):
     path = tmp_path / "cuntdown.py"
     assert error_of(cf.load, path) == (

@@ -88,8 +88,14 @@ def file_of(path: Path) -> Path:
     """The config file of a path or a recipe name.
 
     Raises:
-        ConfigError: there is none; the message has the nearest names.
+        ConfigError: there is none, where the message has the nearest names, or it is
+            the config.json of a run.
     """
+    if path.is_file() and path.suffix == ".json":
+        raise ConfigError(
+            f"{path}: JSON, and a config is a Python file; train --resume "
+            f"{path.parent} goes on with the run of a folder."
+        )
     if path.is_file():
         return path
     known = recipes() if path.name == str(path) and path.suffix in ("", ".py") else {}
