@@ -284,17 +284,15 @@ def confidences(
         )
         return confidence.of_tokens(logits / temperature, k=k)
 
-    def read(
-        none: tuple[()], rows: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[()], jax.Array]:
+    def read(rows: tuple[jax.Array, jax.Array]) -> tuple[tuple[()], jax.Array]:
         tokens, context = rows
         features = extend(
             model, params, prefix.take(context), contexts.mask[context], tokens
         )
         flat = features.reshape(-1, features.shape[-1])
         at_once = max(1, min(flat.shape[0], ENTRIES // head.shape[0]))
-        return none, jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
+        return (), jax.lax.map(of, flat, batch_size=at_once).reshape(tokens.shape)
 
     rows = rollouts.tokens, rollouts.context
-    _, sure = over_micro_batches(read, (), rows, rollouts.mask, count=pieces)
+    _, sure = over_micro_batches(read, rows, rollouts.mask, count=pieces)
     return confidence.scores(sure, rollouts.mask, window=window, tail=window)

@@ -20,7 +20,6 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked, sharding
-from curax.arrays.accumulate import onto
 from curax.arrays.lines import Homes, Line, Lines, Visible, places
 from curax.arrays.micro_batches import (
     added,
@@ -57,6 +56,10 @@ class Settings:
         fewest = -(-rows * steps // self._tokens) if counted else self.micro_batches
         return sharding.spread(rows, fewest)
 
+    def cut(self, mask: jax.Array) -> dict[str, int]:
+        """How `over_micro_batches` cuts rows of a mask."""
+        return {"count": self.count(*mask.shape), "buckets": self.length_buckets}
+
     @property
     def _tokens(self) -> int:
         """Tokens of a micro-batch, over all shards of the rows."""
@@ -78,41 +81,6 @@ class TokenStats(NamedTuple):
     # [M, T] float32, |d logp / d logits|^2 = 1 - 2 pi_a + |pi|^2
     score_sq_norm: jax.Array
     entropy_logp_cov: jax.Array  # [M, T] float32, nats, E[pi (log pi + H)]
-
-
-def over_rows(
-    model: Model,
-    function: Callable[[Any, Any, Line | None], tuple[Any, Any]],
-    total: Any,
-    contexts: Contexts,
-    rows: Any,
-    mask: jax.Array,
-    settings: Settings,
-    *,
-    at_home: bool = False,
-) -> tuple[Any, Any]:
-    """A function on packed lines if the model packs, else on micro-batches.
-
-    Args:
-        model: the policy.
-        function: of the total so far, rows and their line; None: they are `[m, t]`.
-        total: as `over_micro_batches`.
-        contexts: `[C, P]`.
-        rows: as `over_micro_batches`.
-        mask: likewise.
-        settings: of micro-batches and length buckets.
-        at_home: whether rows and contexts are those of `homes`.
-    """
-    if how := packing(model, contexts, mask, settings):
-        return over_lines(function, total, rows, mask, how._replace(at_home=at_home))
-    return over_micro_batches(
-        lambda total, rows: function(total, rows, None),
-        total,
-        rows,
-        mask,
-        count=settings.count(*mask.shape),
-        buckets=settings.length_buckets,
-    )
 
 
 def packing(
@@ -254,13 +222,16 @@ def over_all(
         contexts, context, (tokens, mask) = found.moved(contexts, context, here)
     prefix = prefill(model, params, contexts)
 
-    def of(none, rows, line):
+    def of(rows, line=None):
         where = model, params, contexts, prefix, rows, line, settings
-        return none, read_tokens(read, *where)
+        return (), read_tokens(read, *where)
 
     given = tokens, context, support
-    at_home = found is not None
-    _, out = over_rows(model, of, (), contexts, given, mask, settings, at_home=at_home)
+    if how := packing(model, contexts, mask, settings):
+        how = how._replace(at_home=found is not None)
+        _, out = over_lines(lambda _, *own: of(*own), (), given, mask, how)
+    else:
+        _, out = over_micro_batches(of, given, mask, **settings.cut(mask))
     return found.back(out, len(rows[0])) if found else out
 
 
@@ -369,8 +340,8 @@ def gradient(
         batch = dataclasses.replace(batch, context=context)
     prefix = prefill(model, params, contexts)
 
-    def loss_of(total, prefix, params, contexts, still_old, rows, weight, line):
-        params = (model.adding or partial(jax.tree.map, onto))(params, total)
+    def loss_of(at, prefix, params_of, contexts, still_old, rows, weight, line):
+        params = params_of(at)
         given = rows.tokens, rows.context, rows.support
         where = model, params, contexts, prefix, given, line, settings
         own = TokenLogprobs(*read_tokens(masked.token_logprobs, *where))
@@ -378,27 +349,33 @@ def gradient(
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
-    def pull(known, total, rows_and_weight, line, which=None):
-        """The total with rows that read all contexts, or those of the line alone."""
-        (prefix, *known), (loss, grads, pulled) = known, total
-        (more, own), (grads, of_rows) = jax.value_and_grad(
-            loss_of, argnums=(0, 1), has_aux=True
-        )(grads, prefix, *known, *rows_and_weight, line)
-        if which is None:
-            pulled = added(pulled, of_rows)
-        else:
-            pulled = jax.tree.map(lambda x, g: x.at[which].add(g), pulled, of_rows)
-        return (loss + more, like_params(model, grads), pulled), own
+    def pull(params_of, at, prefix, known, line=None):
+        """Loss and gradients by what parameters are made of, and by the prefix."""
+        (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
+            at, prefix, params_of, *known, line
+        )
+        return (loss, like_params(model, grads[0]), grads[1]), own
 
-    def pull_line(known, total, rows_and_weight, line):
-        """`pull` of the contexts of the line's rows alone."""
-        prefix, params, contexts, still_old = known
-        rows, weight = rows_and_weight
-        which = rows.context
-        prefix, contexts = jax.tree.map(lambda x: x[which], (prefix, contexts))
-        place = jnp.arange(which.size, dtype=which.dtype)
-        rows = dataclasses.replace(rows, context=place), weight
-        return pull((prefix, params, contexts, still_old), total, rows, line, which)
+    def pull_line(known, few, total, rows_and_weight, line):
+        """The total with a line, of `few` rows, for which their contexts are taken."""
+        (params, prefix, contexts, still_old), (rows, weight) = known, rows_and_weight
+        (loss, grads, pulled), which = total, rows.context
+        if few:
+            prefix, contexts = jax.tree.map(lambda x: x[which], (prefix, contexts))
+            place = jnp.arange(which.size, dtype=which.dtype)
+            rows = dataclasses.replace(rows, context=place)
+        known = contexts, still_old, rows, weight
+        if model.adding:
+            make = partial(model.adding, params)
+            (more, grads, of_line), own = pull(make, grads, prefix, known, line)
+        else:
+            (more, new, of_line), own = pull(lambda x: x, params, prefix, known, line)
+            grads = added(grads, new)
+        if few:
+            pulled = jax.tree.map(lambda x, g: x.at[which].add(g), pulled, of_line)
+        else:
+            pulled = added(pulled, of_line)
+        return (loss + more, grads, pulled), own
 
     def of_copy(known, of_own):
         (params, still_old, shared), (own_contexts, rows, apart) = known, of_own
@@ -407,24 +384,25 @@ def gradient(
         if at_home:  # contexts are those of this copy
             own = batch.context % len(own_contexts.mask)
             rows = dataclasses.replace(batch, context=own), weight
-        known = prefix, params, contexts, still_old
-        total = jnp.float32(0), like_params(model, zeros(params)), zeros(prefix)
-        how = packing(model, contexts, batch.mask, settings)
-        # With few rows of a line, gradients of all contexts would be most of what it
-        # writes. Where rows lie on several shards, contexts do too.
-        if how and how.rows and sharding.shards("rows") == 1:
-            how = how._replace(at_home=at_home)
-            total, own = over_lines(
-                partial(pull_line, known), total, rows, batch.mask, how
+        known = params, prefix, contexts, still_old
+        if how := packing(model, contexts, batch.mask, settings):
+            # With few rows of a line, gradients of all contexts would be most of what
+            # it writes. Where rows lie on several shards, contexts do too.
+            few = bool(how.rows) and sharding.shards("rows") == 1
+            total = jnp.float32(0), like_params(model, zeros(params)), zeros(prefix)
+            (loss, grads, pulled), own = over_lines(
+                partial(pull_line, known, few),
+                *(total, rows, batch.mask, how._replace(at_home=at_home)),
             )
         else:
-            total, own = over_rows(
-                model,
-                partial(pull, known),
-                *(total, contexts, rows, batch.mask, settings),
-                at_home=at_home,
+
+            def of_rows(rows):
+                known = contexts, still_old, *rows
+                return pull(lambda x: x, params, prefix, known)
+
+            (loss, grads, pulled), own = over_micro_batches(
+                of_rows, rows, batch.mask, **settings.cut(batch.mask)
             )
-        loss, grads, pulled = total
         if not at_home:
             pulled = sharding.own_of_copies(pulled)
         pulled = jax.tree.map(lambda g, x: g.astype(x.dtype), pulled, prefix)

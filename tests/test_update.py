@@ -253,18 +253,16 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
     mask = np.arange(7) < length[:, None]
     rows = {"row": np.arange(12, dtype=np.int32), "mask": mask}
 
-    def function(total, rows):
+    def function(rows):
         m, steps = rows["mask"].shape
         assert m == 3
         count = jnp.sum(rows["mask"], dtype=jnp.int32)
         wide = {"steps": jnp.int32(steps), "tokens": count}
-        total = micro_batches.added(total, wide)
-        return total, jnp.where(rows["mask"], rows["row"][:, None], 0)
+        return wide, jnp.where(rows["mask"], rows["row"][:, None], 0)
 
-    none = {"steps": jnp.float32(0), "tokens": jnp.float32(0)}
     total, own = jax.jit(
         lambda rows, mask: micro_batches.over_micro_batches(
-            function, none, rows, mask, count=4, buckets=buckets
+            function, rows, mask, count=4, buckets=buckets
         )
     )(rows, mask)
     assert float(total["tokens"]) == mask.sum()
@@ -280,7 +278,7 @@ def test_micro_batches_are_cut_to_the_length_that_its_longest_row_needs(buckets,
 @cache
 def packed(tokens, most, in_place=None, **options):
     """Loss and gradient as `compiled`, rows in lines of tiles of two tokens."""
-    settings = dataclasses.replace(how(2, 4, 1), tokens_per_micro_batch=tokens)
+    settings = dataclasses.replace(how(1, 4, 1), tokens_per_micro_batch=tokens)
     model = tiny.model(**options)
     assert in_place is None or model.adding
     if in_place is False:
@@ -312,7 +310,7 @@ def test_packing_changes_no_gradient_and_the_order_of_rows_none_of_it(tokens, mo
     alike(masked((value, grads, back)), masked(got))
 
 
-@pytest.mark.parametrize(("tokens", "most"), [(0, 0), (8, 2)])
+@pytest.mark.parametrize(("tokens", "most"), [(8, 0), (8, 2)])
 def test_gradients_of_layers_are_added_where_they_lie(tokens, most):
     make = partial(packed, tokens, most, scan_layers=True, remat=True)
     run, apart = make(in_place=True), make(in_place=False)

@@ -24,7 +24,8 @@ class Adding:
 
 @jax.custom_vjp
 def onto(value: jax.Array, total: jax.Array) -> jax.Array:
-    """The value. The gradient of the total is the total and the gradient of the value.
+    """The value. The gradient of the total is the total and the gradient of the value,
+    where the value is read, and exactly once.
 
     Args:
         value: `[...]`, a parameter; by itself it has no gradient.

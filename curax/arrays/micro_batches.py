@@ -48,32 +48,30 @@ def ends(mask: jax.Array) -> jax.Array:
 
 
 def over_micro_batches(
-    function: Callable[[Any, Any], tuple[Any, Any]],
-    total: Any,
+    function: Callable[[Any], tuple[Any, Any]],
     rows: Any,
     mask: jax.Array,
     *,
     count: int,
     buckets: int = 1,
 ) -> tuple[Any, Any]:
-    """A total and per-token outputs of a function, called on each micro-batch.
+    """Sums and per-token outputs of a function, called on each micro-batch.
 
     With several length buckets, rows are sorted by length, so that those of one
     micro-batch are about equally long, and it is cut behind its longest. Each length
     is a branch of the program: more to compile, less to compute.
 
     Args:
-        function: from the total so far and rows, `[m, t]` and `[m]`, to the total with
-            theirs and a tree of `[m, t]`; of tokens outside the mask it may say
-            anything finite.
-        total: of no rows.
+        function: from rows, `[m, t]` and `[m]`, to a tree that is to be summed and a
+            tree of `[m, t]`; of tokens outside the mask it may say anything finite.
         rows: tree of `[M, T, ...]` and `[M]`.
         mask: `[M, T]` bool.
         count: micro-batches.
         buckets: lengths to which they are cut.
 
     Returns:
-        The total of all; the `[M, T]` tree, 0 where rows were cut.
+        Sums in float32, so that their order hardly matters; the `[M, T]` tree, 0 where
+        rows were cut.
     """
     function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
     steps = mask.shape[-1]
@@ -85,9 +83,9 @@ def over_micro_batches(
         rows, last = jax.tree.map(lambda x: jnp.take(x, order, 0), (rows, last))
     rows, last = jax.tree.map(shard_rows, (rows, last))
 
-    def cut(total, rows, length):
+    def cut(rows, length):
         short = jax.tree.map(lambda x: x[:, :length] if x.ndim > 1 else x, rows)
-        total, own = function(total, short)
+        total, own = function(short)
         behind = ((0, 0), (0, steps - length))
         return total, jax.tree.map(lambda x: jnp.pad(x, behind), own)
 
@@ -96,9 +94,12 @@ def over_micro_batches(
         longest = over_copies(jax.lax.pmax, jnp.max(last))
         which = jnp.searchsorted(jnp.asarray(lengths, jnp.int32), longest)
         branches = [partial(cut, length=length) for length in lengths]
-        return jax.lax.switch(which, branches, total, rows)
+        new, own = jax.lax.switch(which, branches, rows)
+        return added(total, new), own
 
-    total, own = jax.lax.scan(add, total, split((rows, last), count))
+    rows = split((rows, last), count)
+    like, _ = jax.eval_shape(function, jax.tree.map(lambda leaf: leaf[0], rows[0]))
+    total, own = jax.lax.scan(add, zeros(like), rows)
     own = join(own)
     if order is not None:
         own = jax.tree.map(lambda x: x[jnp.argsort(order)], own)
@@ -106,12 +107,12 @@ def over_micro_batches(
 
 
 def zeros(like: Any) -> Any:
-    """A total of nothing, in float32, of a tree like this."""
+    """Sums of nothing, in float32, of a tree like this."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like)
 
 
 def added(total: Any, new: Any) -> Any:
-    """A total with that of another micro-batch."""
+    """Sums with those of another micro-batch."""
     return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new)
 
 
@@ -129,15 +130,16 @@ def over_lines(
 
     Args:
         function: of the total so far, rows `[D R, T, ...]` and `[D R]`, R of each of D
-            shards, and their lines, as that of `over_micro_batches`.
-        total: as `over_micro_batches`.
+            shards, and their lines, to the total with these and a tree as that of
+            `over_micro_batches`.
+        total: of no rows.
         rows: as `over_micro_batches`.
         mask: as `over_micro_batches`.
         how: sizes of lines; several of a shard at a time count as those of more shards.
             At home, rows are K of each shard, and stay on it.
 
     Returns:
-        As `over_micro_batches`.
+        The total of all; the `[M, T]` tree.
     """
     function = jax.jit(function, inline=True)  # traced once, for shapes and the loop
     (count, steps), last = mask.shape, ends(mask)

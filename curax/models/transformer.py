@@ -209,9 +209,12 @@ class Transformer:
 
     def adding(self, params, totals):
         """Parameters whose gradients are added to totals, those of layers in place."""
-        layers = {"layers": Adding(params["layers"], totals["layers"])}
-        rest = (name for name in params if name not in layers)
-        return layers | {x: jax.tree.map(onto, params[x], totals[x]) for x in rest}
+        return {
+            name: Adding(own, totals[name])
+            if name == "layers"
+            else jax.tree.map(onto, own, totals[name])
+            for name, own in params.items()
+        }
 
     def shared(self, cache):
         """The cache as decoding has it: heads side by side where they fill lanes."""
@@ -310,13 +313,15 @@ class Transformer:
         x = constrain(x, ("rows", None, None))
         axes = None if column is not None else self.axes["layers"]
         apply, given = partial(layer, self.block, axes), (positions, seen, column)
-        stack, scans, new = params["layers"], self.scan_layers and column is None, []
-        stacked = scans and cache and jax.tree.map(lambda *c: jnp.stack(c), *cache)
-        if self.remat != "none" and not isinstance(stack, Adding):
+        stack, new = params["layers"], []
+        together = partial(jax.tree.map, lambda *c: jnp.stack(c))
+        if isinstance(stack, Adding):  # of a line, which has a cache
+            x = through(apply, given, x, stack, together(*(cache or ())))
+            return self.norm.apply({"params": params["norm"]}, x), ()
+        if self.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT[self.remat])
-        if isinstance(stack, Adding):
-            x = through(apply, given, x, stack, stacked)
-        elif scans:
+        if self.scan_layers and column is None:
+            stacked = cache and together(*cache)
             x, stacked = jax.lax.scan(partial(apply, given), x, (stack, stacked))
             new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
         else:

@@ -2,9 +2,9 @@
 
 Nothing is compiled. Bytes of the state are exact; those of a program are sums of the
 arrays it cannot do without, and of what compilers were found to keep in an update:
-those of TPUs took .91 to 1.19 times as much, and 1.51 where a v5p torus gathers by sums
-(docs/plan.md). Times are those of a roofline: the longest of arithmetic, memory and
-links, each at its peak.
+those of TPUs took .86 to 1.19 times as much, and 1.51 where a v5p torus gathers by
+sums (docs/plan.md). Times are those of a roofline: the longest of arithmetic, memory
+and links, each at its peak.
 """
 
 import dataclasses
@@ -72,9 +72,9 @@ class Work:
             micro-batches of all mini-batches with rows as long as they may be.
         spared: by turns in which rings are not yet full.
         memory: bytes by part; parts exist at the same time.
-        least: bytes of temporaries that an update needs: gradients, what is kept
-            between layers by `model.remat`, a chunk of logits, keys and values of
-            contexts and gradients of these.
+        least: bytes of temporaries that an update needs: gradients, weights as they
+            are read, what is kept between layers by `model.remat`, a chunk of logits,
+            keys and values of contexts and gradients of these.
     """
 
     call: Need
@@ -440,7 +440,8 @@ def learn(
         )
     )
     opt_state = state.get("optimizer", 0.0)
-    cast = sizes.products * item * (full and item < FLOAT32) / tensor / cut.fsdp
+    narrow = item * (full and item < FLOAT32) / tensor  # as weights are read
+    cast = sizes.products * narrow / cut.fsdp
     each_update = Need(
         read=2 * shard + opt_state,
         written=shard + opt_state + cast,
@@ -466,15 +467,18 @@ def learn(
     # micro-batch gives them anew.
     sums_held = HELD_OF_SUMS * ((1 if at_home else cut.data) + (cut.fsdp > 1))
     trained = shard if full else 0.0
+    # Gradients of a micro-batch, beside the total to which those of layers are added.
+    in_place = sizes.learned * FLOAT32 / tensor / cut.fsdp
+    in_place *= bool(full and packs and parts.model.adding)
     # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
     of_head = 2 * FLOAT32 if trained else item * (cut.fsdp > 1)
     return Work(
         call=Need().plus(call, how.epochs),
         turn=turn,
         turns=how.epochs * parts_of,
-        least=shard + held + logits + read + slopes,
+        least=shard + cast + head * narrow + held + logits + read + slopes,
         memory={
-            "gradients": 2.0 * trained,
+            "gradients": 2.0 * trained - in_place,
             "weights as they are read": cast,
             "head": head * of_head / tensor,
             "activations": held + 3.0 * at_once * inner,

@@ -136,16 +136,16 @@ def logprobs(
         return jnp.take_along_axis(update.logprobs(*args), columns, -1)
     prefix = prefill(model, params, contexts)
 
-    def read(none, rows):
+    def read(rows):
         tokens, context = rows
         seen = contexts.mask[context]
         features = extend(model, params, prefix.take(context), seen, tokens)
         head, chunk = model.head(params), how.token_chunk
-        return none, masked.rank(features, head, tokens, chunk=chunk)
+        return (), masked.rank(features, head, tokens, chunk=chunk)
 
     count, buckets = how.count(*mask.shape), how.length_buckets
     _, rank = over_micro_batches(
-        read, (), (tokens, context), mask, count=count, buckets=buckets
+        read, (tokens, context), mask, count=count, buckets=buckets
     )
     return jnp.take_along_axis(rank, columns, -1)
 
