@@ -202,15 +202,19 @@ def left() -> list[Piece]:
     return [piece for piece in pieces() if not piece.path.exists()]
 
 
-def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
+def trials(regime: str, arm: str, by: str = "rate") -> list[tuple[Setting, float]]:
     """Settings of an arm that were tried, and their mean rates at equal tokens."""
-    found = []
-    for kind in TRIED if regime in BEYOND else TRIED[:1]:
-        own = json.loads(Piece(regime, kind, arm).path.read_text())
-        rates = ends(own, tokens(regime, kind)).reshape(len(own["settings"]), -1)
-        settings = [Setting(*setting) for setting in own["settings"]]
-        found += zip(settings, rates.mean(-1).tolist(), strict=True)
-    return found
+    kinds = TRIED if regime in BEYOND else TRIED[:1]
+    every = [Piece(regime, kind, arm).path for kind in kinds]
+    return [one for path in every for one in tried(path, tokens(regime, "tune"), by)]
+
+
+def tried(path: Path, place: float, by: str) -> list[tuple[Setting, float]]:
+    """Settings of a file of trials, and their mean rates at a place."""
+    own = json.loads(path.read_text())
+    means = ends(own, place, by).reshape(len(own["settings"]), -1).mean(-1)
+    settings = [Setting(*setting) for setting in own["settings"]]
+    return list(zip(settings, means.tolist(), strict=True))
 
 
 def chosen(regime: str, arm: str) -> Setting:

@@ -15,7 +15,6 @@ And a control of four times the tokens in dense_fresh, where RLOO runs at anothe
 rate than right ones alone: RLOO at theirs.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,8 @@ def pieces() -> list[Piece]:
 
 def trials(regime: str, arm: str) -> list[tuple[Setting, float]]:
     """Settings of an arm that were tried, and their mean rates at equal tokens."""
-    own = json.loads(path(Piece(regime, "tune", arm)).read_text())
-    ends = run.ends(own, run.tokens(regime, "tune"))
-    means = ends.reshape(len(own["settings"]), -1).mean(-1).tolist()
-    return [(Setting(*x), mean) for x, mean in zip(own["settings"], means, strict=True)]
+    tuned = path(Piece(regime, "tune", arm))
+    return run.tried(tuned, run.tokens(regime, "tune"), "rate")
 
 
 def measure(piece: Piece) -> bytes:
