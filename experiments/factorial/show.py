@@ -422,6 +422,34 @@ def greedy_table() -> str:
     return markdown(["regime", "", "start", *greedy.ARMS, "gap, by itself"], body)
 
 
+def tuned_table() -> str:
+    """Markdown of arms tuned by greedy answers, each beside RLOO so tuned."""
+    body, base = [], ARMS.index(run.PLAIN[0])
+    for regime in run.DENSE:
+        every = [greedy.path(Piece(regime, greedy.TUNED, arm)) for arm in ARMS]
+        found = [load(path) for path in every if path.exists()]
+        for arm, own in zip(
+            ARMS, found if len(found) == len(ARMS) else (), strict=False
+        ):
+            setting, place = own["settings"][0], run.tokens(regime, "claim")
+            ends = [run.ends(own, place, what).mean() for what in ("greedy", "rate")]
+            cells = [
+                regime,
+                arm.replace("-", " "),
+                f"{setting[1]:g}",
+                power(setting[2]),
+            ]
+            cells += [
+                *map(number, ends),
+                f"{run.ends(own, place, 'updates').mean():.0f}",
+            ]
+            both = own, found[base]
+            gaps = [own_gap(regime, "claim", both, what) for what in ("greedy", "rate")]
+            body.append([*cells, *(gaps if own is not found[base] else ("", ""))])
+    head = ["tuned by greedy answers", "arm", "n", "rate", "greedily", "in draws"]
+    return markdown([*head, "updates", "less RLOO, greedily", "in draws"], body)
+
+
 def predicted_table() -> str:
     """Markdown of where arms are predicted to end, beside where they were measured to.
 
@@ -474,6 +502,7 @@ def tables() -> list[str]:
     """All tables of the page."""
     every = effects()
     found = [weight_table(), tuning_table(), predicted_table(), greedy_table()]
+    found.append(tuned_table())
     found += single_tables(every) if single_regimes() else []
     for kind in KINDS:
         if any(one.kind == kind for one in every):
