@@ -423,7 +423,7 @@ def greedy_table() -> str:
 
 
 def tuned_table() -> str:
-    """Markdown of arms tuned by greedy answers, each beside RLOO so tuned."""
+    """Markdown of arms tuned by greedy answers, beside RLOO so tuned, and by draws."""
     body, base = [], ARMS.index(run.PLAIN[0])
     for regime in run.DENSE:
         every = [greedy.path(Piece(regime, greedy.TUNED, arm)) for arm in ARMS]
@@ -443,11 +443,14 @@ def tuned_table() -> str:
                 *map(number, ends),
                 f"{run.ends(own, place, 'updates').mean():.0f}",
             ]
-            both = own, found[base]
-            gaps = [own_gap(regime, "claim", both, what) for what in ("greedy", "rate")]
-            body.append([*cells, *(gaps if own is not found[base] else ("", ""))])
+            for other in (found[base], read(regime, "claim", run.PLAIN[0])):
+                for what in ("greedy", "rate"):
+                    gap = own_gap(regime, "claim", (own, other), what)
+                    cells.append(gap if own is not other else "")
+            body.append(cells)
     head = ["tuned by greedy answers", "arm", "n", "rate", "greedily", "in draws"]
-    return markdown([*head, "updates", "less RLOO, greedily", "in draws"], body)
+    head += ["updates", "less RLOO, greedily", "in draws"]
+    return markdown([*head, "less RLOO tuned by draws, greedily", "in draws"], body)
 
 
 def predicted_table() -> str:
