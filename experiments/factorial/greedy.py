@@ -9,15 +9,12 @@ rate too. What is in `results_greedy/` is not measured again, so that the comman
 anew, goes on.
 """
 
-import time
 from pathlib import Path
 
-from curax.runs.run import set_up_libraries
 from experiments.factorial import run
 from experiments.factorial.run import Piece
 from experiments.map import regimes
 from experiments.map.regimes import Setting
-from experiments.map.run import write
 
 RESULTS = Path(__file__).parent / "results_greedy"
 REGIMES = ("sparse", "sparse_wide")
@@ -63,12 +60,7 @@ def measure(piece: Piece) -> bytes:
 
 def main() -> None:
     """Measure what is left."""
-    set_up_libraries()
-    for piece in pieces():
-        if not path(piece).exists():
-            begun = time.monotonic()
-            write(path(piece), measure(piece))
-            print(f"{' '.join(piece)}: {time.monotonic() - begun:.0f} s", flush=True)
+    run.finish(pieces(), path, measure)
 
 
 if __name__ == "__main__":

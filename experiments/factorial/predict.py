@@ -26,7 +26,7 @@ from experiments.map import show as map_show
 BASE = "centred-fixed-one"
 # Of sparse_wide no pass rates before RL were measured.
 REGIMES = tuple(regime for regime in run.REGIMES if regime != "sparse_wide")
-BLIND = ("bimodal", *run.DENSE, "noisy")  # predicted before an arm was claimed
+BLIND = ("bimodal", *run.SHORT)  # predicted before an arm was claimed
 
 
 def tabulated(regime: str) -> map_course.Recipes:

@@ -22,7 +22,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -273,6 +273,20 @@ def histories(
     return (json.dumps(found) + "\n").encode()
 
 
+def finish(
+    pieces: Iterable[Piece],
+    path: Callable[[Piece], Path],
+    measure: Callable[[Piece], bytes],
+) -> None:
+    """Measure those pieces, in order, whose file is not there."""
+    set_up_libraries()
+    for piece in pieces:
+        if not path(piece).exists():
+            begun = time.monotonic()
+            run.write(path(piece), measure(piece))
+            print(f"{' '.join(piece)}: {time.monotonic() - begun:.0f} s", flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 done, 2 bad input."""
     parser = argparse.ArgumentParser(prog="python -m experiments.factorial.run")
@@ -280,11 +294,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true")
     args = parser.parse_args(argv)
     missing = left()
-    set_up_libraries()
-    for piece in missing[: len(missing) if args.all else args.next]:
-        begun = time.monotonic()
-        run.write(piece.path, measure(piece))
-        print(f"{' '.join(piece)}: {time.monotonic() - begun:.0f} s", flush=True)
+    next_ones = missing[: len(missing) if args.all else args.next]
+    finish(next_ones, lambda piece: piece.path, measure)
     missing = left()
     for piece in missing:
         print(f"left: {' '.join(piece)}")

@@ -424,30 +424,27 @@ def greedy_table() -> str:
 
 def tuned_table() -> str:
     """Markdown of arms tuned by greedy answers, beside RLOO so tuned, and by draws."""
-    body, base = [], ARMS.index(run.PLAIN[0])
+    body = []
     for regime in run.DENSE:
-        every = [greedy.path(Piece(regime, greedy.TUNED, arm)) for arm in ARMS]
-        found = [load(path) for path in every if path.exists()]
-        for arm, own in zip(
-            ARMS, found if len(found) == len(ARMS) else (), strict=False
-        ):
-            setting, place = own["settings"][0], run.tokens(regime, "claim")
-            ends = [run.ends(own, place, what).mean() for what in ("greedy", "rate")]
-            cells = [
-                regime,
-                arm.replace("-", " "),
-                f"{setting[1]:g}",
-                power(setting[2]),
+        paths = {x: greedy.path(Piece(regime, greedy.TUNED, x)) for x in ARMS}
+        if not all(path.exists() for path in paths.values()):
+            continue
+        found = {arm: load(path) for arm, path in paths.items()}
+        place, base = run.tokens(regime, "claim"), found[run.PLAIN[0]]
+        for arm, own in found.items():
+            _, n, rate = own["settings"][0]
+            greedily, drawn, made = (
+                run.ends(own, place, what).mean()
+                for what in ("greedy", "rate", "updates")
+            )
+            gaps = [
+                own_gap(regime, "claim", (own, other), what) if own is not other else ""
+                for other in (base, read(regime, "claim", run.PLAIN[0]))
+                for what in ("greedy", "rate")
             ]
-            cells += [
-                *map(number, ends),
-                f"{run.ends(own, place, 'updates').mean():.0f}",
-            ]
-            for other in (found[base], read(regime, "claim", run.PLAIN[0])):
-                for what in ("greedy", "rate"):
-                    gap = own_gap(regime, "claim", (own, other), what)
-                    cells.append(gap if own is not other else "")
-            body.append(cells)
+            cells = regime, arm.replace("-", " "), f"{n:g}", power(rate)
+            cells += number(greedily), number(drawn), f"{made:.0f}"
+            body.append([*cells, *gaps])
     head = ["tuned by greedy answers", "arm", "n", "rate", "greedily", "in draws"]
     head += ["updates", "less RLOO, greedily", "in draws"]
     return markdown([*head, "less RLOO tuned by draws, greedily", "in draws"], body)

@@ -15,18 +15,15 @@ And a control of four times the tokens in dense_fresh, where RLOO runs at anothe
 rate than right ones alone: RLOO at theirs.
 """
 
-import time
 from pathlib import Path
 from typing import Any
 
 from curax import advantage
 from curax.config import Config, Sampling, load, override
-from curax.runs.run import set_up_libraries
 from experiments.factorial import greedy, run
 from experiments.factorial.run import Piece
 from experiments.map import regimes
 from experiments.map.regimes import Setting
-from experiments.map.run import write
 
 RESULTS = Path(__file__).parent / "results_single"
 AGAIN = ("sparse", "sparse_wide", "bimodal")  # arms of the page are run again
@@ -100,12 +97,7 @@ def measure(piece: Piece) -> bytes:
 
 def main() -> None:
     """Measure what is left."""
-    set_up_libraries()
-    for piece in pieces():
-        if not path(piece).exists():
-            begun = time.monotonic()
-            write(path(piece), measure(piece))
-            print(f"{' '.join(piece)}: {time.monotonic() - begun:.0f} s", flush=True)
+    run.finish(pieces(), path, measure)
 
 
 if __name__ == "__main__":
