@@ -18,15 +18,16 @@ from curax.runs.run import set_up_libraries
 from curax.theory import course
 from curax.theory import predict as theory
 from curax.theory.summary import pass_rates
-from experiments.factorial import run, show
+from experiments.factorial import hints, run, show
 from experiments.map import course as map_course
 from experiments.map import predict as forms
 from experiments.map import show as map_show
 
 BASE = "centred-fixed-one"
 # Of sparse_wide no pass rates before RL were measured.
-REGIMES = tuple(regime for regime in run.REGIMES if regime != "sparse_wide")
-BLIND = ("bimodal", *run.SHORT)  # predicted before an arm was claimed
+EVERY = (*run.REGIMES, hints.REGIME)
+REGIMES = tuple(regime for regime in EVERY if regime != "sparse_wide")
+BLIND = ("bimodal", *run.SHORT, hints.REGIME)  # predicted before an arm was claimed
 
 
 def tabulated(regime: str) -> map_course.Recipes:

@@ -31,17 +31,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from curax import advantage, correct, objective, stop
+from curax import advantage, correct, hint, objective, stop
 from curax.comparison import programs, statistics
 from curax.comparison.experiment import Arm, arms
-from curax.config import Config, Sampling, Stop, load, override
+from curax.config import Config, Hint, Sampling, Stop, load, override
 from curax.runs.run import set_up_libraries
 from experiments.map import ablations, parts, regimes, run
 from experiments.map.regimes import TUNING, Setting
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = ablations.SEEDS  # of claims: 16, which tuning has not seen
-DENSE = ("dense_fresh", "dense_returning")  # those with seeds new to the map
+DENSE = ("dense_fresh", "dense_returning")
+UNUSED = (*DENSE, "hints")  # regimes whose seeds are new to the map
 # Chains have one right completion; of `ways` each of k values has four right tokens.
 REGIMES = ("sparse", "bimodal_ways", "bimodal", "sparse_wide", *DENSE, "noisy")
 TOKENS = {"tune": 40_000, "beyond": 40_000, "claim": 40_000, "long": 160_000}
@@ -73,6 +74,14 @@ POOL = {
     "sampling.group_size": MOST,
     "stop": Stop(rule=parts.right_in_rounds, round_size=int(SIZES[0])),
 }
+# Of prompts whose draws are all wrong, as in SAGE; arms of `hints.py` have it.
+HINTED = Hint(
+    source=hint.reference_prefix,
+    levels=regimes.DEPTH,
+    width=regimes.DEPTH + 1,
+    trigger=hint.all_wrong,
+    most=1.0,
+)
 # Choices whose signs are multiplied: + is right, drawn, log.
 EFFECTS = {
     "right alone": (0,),
@@ -100,8 +109,9 @@ class Piece(NamedTuple):
 
 def changes(arm: str) -> dict[str, Any]:
     """Changes of `rloo` that make an arm, without what is tuned."""
-    credit, draws, weight = arm.split("-")
+    credit, draws, weight, *hinted = arm.split("-")
     own = {**regimes.LENGTH, "advantage": BASELINE[credit]}
+    own |= {"hint": HINTED} if hinted else {}
     if draws == "fixed":
         return own | regimes.EQUAL | (LOG if weight == "log" else {})
     return own | POOL | (UNBIASED[credit] if weight == "log" else MEAN)
@@ -111,7 +121,7 @@ def seeded(regime: str, kind: str) -> tuple[int, ...]:
     """Seeds of a kind of piece."""
     if kind in TRIED:
         return TUNING
-    return regimes.FRESH if regime in DENSE else SEEDS
+    return regimes.FRESH if regime in UNUSED else SEEDS
 
 
 def rates(regime: str, kind: str) -> tuple[float, ...]:

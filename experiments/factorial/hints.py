@@ -1,0 +1,103 @@
+"""The arms of the factorial where as good as nothing is solved, and a hint as a choice.
+
+Command:  python -m experiments.factorial.hints
+
+In the map's `hints`: the eight arms, those of one draw of each prompt, and all of them
+with hints: groups in which nothing is right are drawn again behind the head of the
+solution, a value longer each time, at most all but the last. Tuned and run as the arms
+of other regimes, with seeds that the map has not used. At four times the tokens RLOO
+and right ones alone, with and without a hint. And what a hint is beside as many draws
+without one: *again*, at the setting of the hinted arm, draws a group as often as that
+does, of the bare prompt.
+
+What is in `results_hints/` is not measured again, so that the command, begun anew, goes
+on.
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from curax import correct, stop
+from curax.config import Stop
+from experiments.factorial import run, single
+from experiments.factorial.run import PLAIN, Piece
+from experiments.map import regimes
+from experiments.map.regimes import Setting
+
+RESULTS = Path(__file__).parent / "results_hints"
+REGIME = "hints"
+HINT, AGAIN = "-hint", "-again"  # what the names of arms end in
+BARE = [*run.ARMS, *single.ARMS]
+ARMS = [*BARE, *(arm + HINT for arm in BARE)]
+LONG = [arm + hinted for arm in PLAIN for hinted in ("", HINT)]
+CONTROLS = [arm + AGAIN for arm in PLAIN]
+
+
+def path(piece: Piece) -> Path:
+    """The file of a piece."""
+    return RESULTS / piece.path.name
+
+
+def pieces() -> list[Piece]:
+    """All pieces, in order."""
+    kinds = {"tune": ARMS, "claim": [*ARMS, *CONTROLS], "long": LONG}
+    return [Piece(REGIME, kind, arm) for kind, arms in kinds.items() for arm in arms]
+
+
+def settings(arm: str) -> list[Setting]:
+    """What an arm is tried with."""
+    sizes = (1.0,) if arm.removesuffix(HINT) in single.ARMS else run.SIZES
+    return [Setting("", n, rate) for n in sizes for rate in run.RATES]
+
+
+def trials(arm: str) -> list[tuple[Setting, float]]:
+    """Settings of an arm that were tried, and their mean rates at equal tokens."""
+    tuned = path(Piece(REGIME, "tune", arm))
+    return run.tried(tuned, run.tokens(REGIME, "tune"), "rate")
+
+
+def chosen(arm: str) -> Setting:
+    """The best setting of an arm, the first of equals; a control has its arm's."""
+    found = trials(arm.replace(AGAIN, HINT))
+    return max(found, key=lambda trial: trial[1])[0]
+
+
+def changes(arm: str, setting: Setting) -> dict[str, Any]:
+    """Changes of `rloo` that make an arm at a setting."""
+    bare, rate = arm.removesuffix(HINT), {regimes.RATE: setting.rate}
+    if bare in single.ARMS:
+        hinted = {"hint": run.HINTED} if bare != arm else {}
+        return single.changes(bare) | hinted | rate
+    if arm.endswith(AGAIN):
+        return again(bare.removesuffix(AGAIN), int(setting.value or 0)) | rate
+    return run.changes(arm) | {run.knob(arm): setting.value} | rate
+
+
+def again(arm: str, n: int) -> dict[str, Any]:
+    """Changes of `rloo`: rounds of n until one is right, as many as with hints."""
+    most = n * (1 + run.HINTED.levels)
+    return run.changes(arm.replace("fixed", "drawn")) | {
+        "sampling.prompts": regimes.ROWS // n,
+        "sampling.group_size": most,
+        "stop": Stop(rule=stop.positives, round_size=n),
+        "correct": partial(correct.per_prompt, rows=most),
+    }
+
+
+def measure(piece: Piece) -> bytes:
+    """Measure a piece, and return what its file holds."""
+    regime, kind, arm = piece
+    tried = settings(arm) if kind == "tune" else [chosen(arm)]
+    lanes = [run.made(regime, arm, changes(arm, own), kind) for own in tried]
+    knob = () if tried[0].value == 1 or arm.endswith(AGAIN) else (run.knob(arm),)
+    return run.histories(piece, tried, lanes, (*knob, regimes.RATE))
+
+
+def main() -> None:
+    """Measure what is left."""
+    run.finish(pieces(), path, measure)
+
+
+if __name__ == "__main__":
+    main()
