@@ -116,10 +116,10 @@ def reference():
     return trained(TINY)
 
 
-def assert_same(got, want, tolerance=1e-5):
+def assert_same(got, want):
     for name in ("params", "memory", "position", "step", "reference"):
         jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance),
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
             getattr(got[0], name),
             getattr(want[0], name),
         )
@@ -162,7 +162,16 @@ def test_seeds_side_by_side_call_back_for_prompts_and_outcomes():
     host = replace(config, task=partial(in_files, **TINY.task.keywords))
     assert isinstance(make_loop(host), loops.Jitted)
     got, want = (trained(each, loops.Jitted) for each in (host, config))
-    assert_same(got, want, tolerance=0)
+    assert_same(got, want)
+    # Two programs, whose updates XLA may round apart; draws and outcomes it may not.
+    for mine, theirs in zip(got[1], want[1], strict=True):
+        for name in (
+            "outcome/mean",
+            "rollout/tokens",
+            "group/pass_rate",
+            "credit/right_sum",
+        ):
+            np.testing.assert_array_equal(mine[name], theirs[name], name)
 
 
 PARTS = override(TINY, ["task.on_device=false", "sampling.chunks=4"])
