@@ -14,11 +14,10 @@ What is in `results_hints/` is not measured again, so that the command, begun an
 on.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from curax import correct, stop
+from curax import stop
 from curax.config import Stop
 from experiments.factorial import run, single
 from experiments.factorial.run import PLAIN, Piece
@@ -76,12 +75,10 @@ def changes(arm: str, setting: Setting) -> dict[str, Any]:
 
 def again(arm: str, n: int) -> dict[str, Any]:
     """Changes of `rloo`: rounds of n until one is right, as many as with hints."""
-    most = n * (1 + run.HINTED.levels)
-    return run.changes(arm.replace("fixed", "drawn")) | {
+    return {k: v for k, v in run.changes(arm).items() if k not in regimes.EQUAL} | {
         "sampling.prompts": regimes.ROWS // n,
-        "sampling.group_size": most,
+        "sampling.group_size": n * (1 + run.HINTED.levels),
         "stop": Stop(rule=stop.positives, round_size=n),
-        "correct": partial(correct.per_prompt, rows=most),
     }
 
 
