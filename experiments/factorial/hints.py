@@ -10,6 +10,9 @@ and right ones alone, with and without a hint. And what a hint is beside as many
 without one: *again*, at the setting of the hinted arm, draws a group as often as that
 does, of the bare prompt.
 
+Arms of fixed draws also at the settings that their trials, and some at a lower rate,
+take by greedy answers.
+
 What is in `results_hints/` is not measured again, so that the command, begun anew, goes
 on.
 """
@@ -20,6 +23,7 @@ from typing import Any
 from curax import stop
 from curax.config import Stop
 from experiments.factorial import run, single
+from experiments.factorial.greedy import LOWER, TUNED
 from experiments.factorial.run import PLAIN, Piece
 from experiments.map import regimes
 from experiments.map.regimes import Setting
@@ -31,6 +35,8 @@ BARE = [*run.ARMS, *single.ARMS]
 ARMS = [*BARE, *(arm + HINT for arm in BARE)]
 LONG = [arm + hinted for arm in PLAIN for hinted in ("", HINT)]
 CONTROLS = [arm + AGAIN for arm in PLAIN]
+FIXED = [arm for arm in ARMS if "fixed" in arm]
+LOWEST = 1e-4  # rate of trials for greedy answers
 
 
 def path(piece: Piece) -> Path:
@@ -41,24 +47,31 @@ def path(piece: Piece) -> Path:
 def pieces() -> list[Piece]:
     """All pieces, in order."""
     kinds = {"tune": ARMS, "claim": [*ARMS, *CONTROLS], "long": LONG}
+    kinds |= {LOWER: FIXED, TUNED: FIXED}
     return [Piece(REGIME, kind, arm) for kind, arms in kinds.items() for arm in arms]
 
 
-def settings(arm: str) -> list[Setting]:
-    """What an arm is tried with."""
+def settings(arm: str, kind: str) -> list[Setting]:
+    """What an arm is tried with, or what that took."""
+    if kind not in ("tune", LOWER):
+        return [chosen(arm, "greedy" if kind == TUNED else "rate")]
     sizes = (1.0,) if arm.removesuffix(HINT) in single.ARMS else run.SIZES
-    return [Setting("", n, rate) for n in sizes for rate in run.RATES]
+    rates = run.RATES if kind == "tune" else (LOWEST,)
+    return [Setting("", n, rate) for n in sizes for rate in rates]
 
 
-def trials(arm: str) -> list[tuple[Setting, float]]:
+def trials(arm: str, by: str) -> list[tuple[Setting, float]]:
     """Settings of an arm that were tried, and their mean rates at equal tokens."""
-    tuned = path(Piece(REGIME, "tune", arm))
-    return run.tried(tuned, run.tokens(REGIME, "tune"), "rate")
+    files = [
+        Piece(REGIME, x, arm) for x in ("tune", LOWER) if by != "rate" or x == "tune"
+    ]
+    place = run.tokens(REGIME, "tune")
+    return [one for piece in files for one in run.tried(path(piece), place, by)]
 
 
-def chosen(arm: str) -> Setting:
+def chosen(arm: str, by: str) -> Setting:
     """The best setting of an arm, the first of equals; a control has its arm's."""
-    found = trials(arm.replace(AGAIN, HINT))
+    found = trials(arm.replace(AGAIN, HINT), by)
     return max(found, key=lambda trial: trial[1])[0]
 
 
@@ -85,10 +98,11 @@ def again(arm: str, n: int) -> dict[str, Any]:
 def measure(piece: Piece) -> bytes:
     """Measure a piece, and return what its file holds."""
     regime, kind, arm = piece
-    tried = settings(arm) if kind == "tune" else [chosen(arm)]
-    lanes = [run.made(regime, arm, changes(arm, own), kind) for own in tried]
-    knob = () if tried[0].value == 1 or arm.endswith(AGAIN) else (run.knob(arm),)
-    return run.histories(piece, tried, lanes, (*knob, regimes.RATE))
+    own = settings(arm, kind)
+    like = {LOWER: "tune", TUNED: "claim"}.get(kind, kind)
+    lanes = [run.made(regime, arm, changes(arm, one), like) for one in own]
+    knob = () if own[0].value == 1 or arm.endswith(AGAIN) else (run.knob(arm),)
+    return run.histories(Piece(regime, like, arm), own, lanes, (*knob, regimes.RATE))
 
 
 def main() -> None:
