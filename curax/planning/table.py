@@ -9,6 +9,7 @@ from curax.planning.chips import GIB, INSTALL
 from curax.planning.estimate import Need
 from curax.planning.planner import Layout, Plan, Program, words
 from curax.settings.config_types import present
+from curax.settings.files import json_value
 from curax.settings.tables import aligned
 
 SHOWN = 6  # meshes of those that were tried
@@ -214,13 +215,7 @@ def page(plan: Plan) -> dict[str, Any]:
         every = dataclasses.asdict(one)
         return every | {"total": {role: one.total(role) for role in one.work}}
 
-    def program(one: Program) -> dict[str, Any]:
-        every = dataclasses.asdict(one)
-        if math.isnan(one.total):
-            every["total"] = None
-        return every
-
-    return {
+    found = {
         "topology": plan.topology.name,
         "chips": plan.topology.chips,
         "chip": dataclasses.asdict(plan.topology.chip) if plan.topology.chip else None,
@@ -228,7 +223,8 @@ def page(plan: Plan) -> dict[str, Any]:
         "best": plan.chosen.mesh if plan.best is not None else None,
         "layouts": [layout(one) for one in plan.layouts],
         "compiled": [
-            {"mesh": one.mesh, "programs": [program(p) for p in found]}
-            for one, found in zip(plan.layouts, plan.programs, strict=False)
+            {"mesh": one.mesh, "programs": list(map(dataclasses.asdict, programs))}
+            for one, programs in zip(plan.layouts, plan.programs, strict=False)
         ],
     }
+    return json_value(found)
