@@ -58,7 +58,7 @@ def init(parts: Components, seed: int | jax.Array = 0) -> TrainState:
     """
     _check_devices(parts)
     _check_memory(parts)
-    if _is_hosted(parts):
+    if parts.needs_host:
         return _init_from_host(parts, int(seed))
     start = jax.jit(partial(loops.start, parts))
     return start(jnp.asarray(seed, jnp.uint32), _loaded(parts))
@@ -83,7 +83,7 @@ def train_step(
             parts.engine.start(parts.config)
         except RuntimeError as error:
             raise ConfigError(str(error)) from error
-    if _is_hosted(parts):
+    if parts.needs_host:
         drive = drivers.Hosted()
         drive.begins = False  # nobody knows whether there is a next step, or of what
         return partial(_step_from_host, drive, parts)
@@ -428,10 +428,7 @@ def _step(
 def _init_from_host(parts: Components, seed: int) -> TrainState:
     config = dataclasses.replace(parts.config, seed=seed, seeds=1)
     loop = loops.Staged(dataclasses.replace(parts, config=config))
-    warm, how = loop.initial(), config.warm_start
-    for _ in range(how.steps if how else 0):
-        warm, _ = loop.warm(warm, 1)
-    return loop.begin(warm)
+    return loop.begin(loop.warmed())
 
 
 def _step_from_host(
@@ -443,12 +440,6 @@ def _step_from_host(
     graded = drive.clock.row(parts.task.on_device).items()
     more = {n: jnp.float32(x) for n, x in graded if not n.startswith("time/")}
     return state, values | more
-
-
-def _is_hosted(parts: Components) -> bool:
-    """Whether the host verifies the task, reads its prompts, or asks an engine."""
-    task = parts.task
-    return not task.on_device or task.in_files or parts.engine is not None
 
 
 def _loaded(parts: Components) -> Any:

@@ -259,10 +259,7 @@ def warm_state(loop: loops.Loop) -> TrainState:
     if config.seeds > 1:
         raise ConfigError(f"seeds={config.seeds} are as many policies; set seeds to 1.")
     with loop.context():
-        warm = loop.initial()
-        for after, _, _ in loop.warm_up(warm):
-            warm = after
-        return loop.begin(warm)
+        return loop.begin(loop.warmed())
 
 
 # ----- from a Hugging Face checkpoint

@@ -207,10 +207,8 @@ def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
         built = build.with_engine(build.build(config))
         if rehearse and config.steps:
             rehearsal.check(config)
-        task = built.task
-        from_host = config.staged or not task.on_device or task.in_files
         apart = config.mesh.draw_share is not None
-        from_host = from_host or apart or built.engine is not None
+        from_host = config.staged or apart or built.needs_host
         loop = (loops.Staged if from_host else loops.Jitted)(built)
         if rehearse:
             loop.rehearse()

@@ -510,8 +510,8 @@ def replace_closed(
     )
 
 
-def pick(new: Any, old: Any, where: jax.Array, at: jax.Array) -> Any:
-    """Entries `at` of new arrays for the old ones, `where` that is so."""
+def pick(new: Any, old: Any, where: jax.Array, at: Any = ...) -> Any:
+    """Entries `at` of new arrays, or their own, for the old ones `where` that is so."""
 
     def leaf(new, old):
         return jnp.where(where.reshape(-1, *(1,) * (old.ndim - 1)), new[at], old)

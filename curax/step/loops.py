@@ -224,6 +224,13 @@ class Loop(States, abc.ABC):
             done += times
             yield state, done, losses
 
+    def warmed(self) -> Warm:
+        """The state after the whole warm start, the initial one without any."""
+        state = self.initial()
+        for after, *_ in self.warm_up(state):
+            state = after
+        return state
+
     def evaluate(
         self, state: TrainState
     ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:

@@ -58,6 +58,12 @@ class Components(Subject):
     train_rows: int  # M, completions trained per step
     engine: Engine | None = None  # draws what a step asks for; None: curax's sampler
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host verifies the task, reads its prompts, or asks an engine."""
+        task = self.task
+        return not task.on_device or task.in_files or self.engine is not None
+
 
 class Driver(Protocol):
     """How a step is executed; `curax.step.drivers` has three."""

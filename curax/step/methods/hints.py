@@ -246,14 +246,10 @@ def take(
     tally = dataclasses.replace(tally, counts=counts)
     drawn = dataclasses.replace(
         old,
-        contexts=jax.tree.map(
-            lambda new, old: jnp.where(swap[:, None], new, old),
-            request.contexts,
-            old.contexts,
-        ),
+        contexts=draw.pick(request.contexts, old.contexts, swap),
         rollouts=picked,
         outcome=draw.pick(outcome, old.outcome, there, source),
-        level=jnp.where(swap, request.level, old.level),
+        level=draw.pick(request.level, old.level, swap),
         tally=metrics.merge(old.tally, tally),
     )
     return dataclasses.replace(
