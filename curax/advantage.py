@@ -256,7 +256,7 @@ def guarded(
         ours.
     """
     advantage = jnp.clip(estimate(reward, exists), -clip, clip)
-    right = jnp.asarray(reward) > threshold
+    right = reward > threshold
     enough = masked.total(right, exists, keepdims=True) >= least
     rest = jnp.minimum(advantage, 0.0) if keep_negatives else jnp.zeros_like(advantage)
     return jnp.where(enough, advantage, rest)

@@ -79,7 +79,6 @@ def horvitz_thompson(reward: FloatG, pool: BoolG, keep: BoolG) -> FloatG:
         Neither Reinforce-Ada (arXiv:2510.04996) nor PODS (arXiv:2504.13818) applies
         it: Reinforce-Ada divides the whole group by the pass rate, or by nothing.
     """
-    reward = jnp.asarray(reward)
     same = reward[..., :, None] == reward[..., None, :]
 
     def share(among: jax.Array) -> jax.Array:

@@ -273,4 +273,4 @@ def _lots(key: jax.Array, exists: jax.Array) -> jax.Array:
 
 def _ascending(lots: jax.Array, value: jax.Array, exists: jax.Array) -> jax.Array:
     """`[..., G]` indices from small to large, equals by lot, absent ones last."""
-    return jnp.lexsort((lots, value, ~jnp.asarray(exists)), axis=-1)
+    return jnp.lexsort((lots, value, ~exists), axis=-1)

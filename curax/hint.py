@@ -253,7 +253,7 @@ def paper(
     References:
         arXiv:2602.03143, equation 12. The released code is `hysteresis`.
     """
-    step = (jnp.asarray(pass_rate) < alpha).astype(jnp.int32)
+    step = (pass_rate < alpha).astype(jnp.int32)
     return jnp.clip(level + step, 0, levels)
 
 
@@ -293,8 +293,7 @@ def hysteresis(
             f"low={low} is above high={high}, so a level would rise and fall at once; "
             f"set low to at most {high}."
         )
-    rate = jnp.asarray(pass_rate)
-    step = (rate <= low).astype(jnp.int32) - (rate > high).astype(jnp.int32)
+    step = (pass_rate <= low).astype(jnp.int32) - (pass_rate > high).astype(jnp.int32)
     return jnp.clip(level + step, 0, levels)
 
 
@@ -507,7 +506,7 @@ def sequence_weighted(
     log_ratio = jnp.where(exists, jnp.asarray(log_ratio, jnp.float32), 0.0)
     rho = jnp.exp(jnp.minimum(log_ratio, _CAP_NATS))
     credit = jnp.where(exists, jnp.asarray(credit, jnp.float32), 0.0)
-    return jnp.where(jnp.asarray(hinted)[..., None], rho * credit, credit)
+    return jnp.where(hinted[..., None], rho * credit, credit)
 
 
 @checks.contract()
@@ -545,7 +544,7 @@ def self_normalised(
     n = masked.total(exists, exists, keepdims=True)
     share = n * rho / jnp.maximum(jnp.sum(rho, -1, keepdims=True), 1.0)
     credit = jnp.where(exists, jnp.asarray(credit, jnp.float32), 0.0)
-    return jnp.where(jnp.asarray(hinted)[..., None], share, credit)
+    return jnp.where(hinted[..., None], share, credit)
 
 
 # ----- inside

@@ -376,7 +376,7 @@ def floor(
     """
     least, _ = masked.extent(reward, exists, keepdims=True)
     reward = jnp.where(fit, jnp.asarray(reward, jnp.float32), least - margin)
-    return _compared(reward, _at_least_two(jnp.asarray(exists)))
+    return _compared(reward, _at_least_two(exists))
 
 
 @checks.contract(ranks="hardest")
