@@ -35,8 +35,8 @@ class Layout:
     state: dict[str, float]  # bytes of one chip
     drawing: dict[str, float] | None  # of one that draws, where these do not train
     work: dict[str, Work]  # by role: draw, learn, and draws of methods
-    fits: bool | None  # None: it may, or no limit is known
-    seconds: float | None  # of a step, at least; draws of methods are left out
+    fits: bool | None = None  # None: it may, or no limit is known
+    seconds: float | None = None  # of a step, at least; draws of methods are left out
 
     def total(self, role: str) -> float:
         """Bytes of one chip while a program runs."""
@@ -213,11 +213,11 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
     """
     parts, sizes = run.parts, run.sizes
     shape = meshes.shape_on(wanted, place.chips)
+    mesh: dict[str, int] = dict(zip(AXES, shape, strict=True))
     if not chips.lies_on(shape, place):
         raise ConfigError(
-            f"{words(dict(zip(AXES, shape, strict=True)))} does not lie on {place.name}"
-            ": each size must be the product of some of its axes; --mesh auto tries "
-            "those that do."
+            f"{words(mesh)} does not lie on {place.name}: each size must be the "
+            "product of some of its axes; --mesh auto tries those that do."
         )
     kinds = (AxisType.Auto,) * len(AXES)
     (data, *rest), shares, state = shape, (None, None), run.state
@@ -247,14 +247,7 @@ def layout(run: Traced, place: Topology, wanted: Sizes) -> Layout:
     elif parts.config.sampling.ahead:
         beside = max(sum(work[role].memory.values()) for role in draws)
         work["learn"].memory["the next draw"] = beside
-    one = Layout(
-        mesh=dict(zip(AXES, shape, strict=True)),
-        state=held,
-        drawing=drawing,
-        work=work,
-        fits=None,
-        seconds=None,
-    )
+    one = Layout(mesh=mesh, state=held, drawing=drawing, work=work)
     if (chip := place.chip) is None:
         return one
     most = max(one.total(role) for role in work)

@@ -130,7 +130,8 @@ def _split(name: str) -> tuple[str, str]:
     parts = name.split(".")
     for count in range(len(parts) - 1, 0, -1):
         home, called = (".".join(part) for part in (parts[:count], parts[count:]))
-        homes = [f"{folder}{home}" for folder in FOLDERS if _exists(f"{folder}{home}")]
+        every = (f"{folder}{home}" for folder in FOLDERS)
+        homes = [one for one in every if one in sys.modules or is_installed(one)]
         has = [one for one in homes if hasattr(_module(one), called.partition(".")[0])]
         if homes:
             return (has or homes)[0], called
@@ -152,10 +153,6 @@ def _module(home: str) -> types.ModuleType:
         elif needed := missing(error):
             fix = f"because {needed}"
         raise NotFoundError(f"cannot be imported {fix}") from error
-
-
-def _exists(module: str) -> bool:
-    return module in sys.modules or is_installed(module)
 
 
 @functools.cache
