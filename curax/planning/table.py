@@ -39,7 +39,7 @@ def table(name: str, plan: Plan, *, compiler: bool) -> str:
     ]
     if plan.programs:
         for layout, found in zip(plan.layouts, plan.programs, strict=False):
-            told = _compiled(plan, layout, found)
+            told = _compiled(layout, found)
             lines += [f"Compiled for {words(layout.mesh)}", *told, ""]
     lines += ["Estimated from shapes", *_estimated(plan, one), ""]
     lines.append(_verdict(plan))
@@ -85,7 +85,7 @@ def _columns(head: list[str], rows: list[tuple[str, list[str]]]) -> list[str]:
     return [f"  {line}" for line in aligned(cells, least=(34, *[11] * len(head)))]
 
 
-def _compiled(plan: Plan, one: Layout, found: list[Program]) -> list[str]:
+def _compiled(one: Layout, found: list[Program]) -> list[str]:
     """Lines of a table of the compiler's report on each program."""
     done = [program.compiled for program in found]
     verdict = {True: "fits", False: "too large", None: "compiled"}

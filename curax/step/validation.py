@@ -22,7 +22,7 @@ from curax.monitors import attempts, diversity
 from curax.monitors.distance import from_base
 from curax.settings import errors
 from curax.settings.declared import RIGHT
-from curax.step import draw
+from curax.step import draw, optimise
 from curax.step.types import Components, Driver, Request, Subject
 from curax.types import Prompts, Rollouts, Task, TrainState
 
@@ -177,12 +177,8 @@ def distance(
     count = rollouts.tokens.shape[0]
     least = min(count, -(-count // parts.train_rows))
     cuts = next(k for k in range(least, count + 1) if count % k == 0)
-    how = update.Settings(
-        temperature=parts.config.sampling.temperature,
-        micro_batches=cuts,
-        tokens_per_micro_batch=parts.config.update.tokens_per_micro_batch,
-        token_chunk=parts.config.update.token_chunk,
-    )
+    how = optimise.settings(parts.config)
+    how = dataclasses.replace(how, micro_batches=cuts, length_buckets=1)
     model, contexts = draw.policy(parts, state), hint.none(prompts)
     rows = rollouts.tokens, rollouts.mask, rollouts.context
     logp, logp_base = (

@@ -92,7 +92,7 @@ def task(
     world = environments.of_text(environment, form, max_answer_tokens, **processes)
     seeds = range(seed, seed + size + num_held_out)
     texts = zip(seeds, opened(world, seeds), strict=True)
-    asked = {n: form.prompt(Problem(question=t, answer=None)) for n, t in texts}
+    asked = {n: form.prompt(Problem(question=t)) for n, t in texts}
     if empty := [n for n, tokens in asked.items() if not tokens]:
         raise ValueError(
             f"task.environment says nothing first for seed {empty[0]}, and a prompt "
