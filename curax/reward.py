@@ -137,16 +137,18 @@ def on_host(
         it raised or returned no number, `timeout`, `crash` and what else a task may
         say.
     """
-    rows = np.flatnonzero(rollouts.exists)
-    targets = [
-        jax.tree.map(lambda leaf, n=n: leaf[rollouts.prompt[n]], prompts.target)
-        for n in rows
-    ]
-    completions = [
-        np.asarray(rollouts.tokens[n])[np.asarray(rollouts.mask[n])] for n in rows
-    ]
-    own = of_completions(task, targets, completions, terms=terms)
-    return own.at(rows, len(rollouts.prompt))
+    target = jax.tree.map(lambda leaf: leaf[rollouts.prompt], prompts.target)
+    args = task, target, rollouts.tokens, rollouts.mask
+    return of_rows(*args, np.flatnonzero(rollouts.exists), terms=terms)
+
+
+def of_rows(
+    task: Task, target: Any, tokens: Any, mask: Any, rows: np.ndarray, **how: bool
+) -> Verdicts:
+    """`of_completions` of some rows of N targets, tokens and masks; NaN of others."""
+    targets = [jax.tree.map(lambda leaf, n=n: leaf[n], target) for n in rows]
+    completions = [np.asarray(tokens[n])[np.asarray(mask[n])] for n in rows]
+    return of_completions(task, targets, completions, **how).at(rows, len(tokens))
 
 
 def of_completions(

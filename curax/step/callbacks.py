@@ -62,11 +62,9 @@ def inside(task: Task) -> Task:
 
 def _outcomes(task: Task, target: Any, tokens: Any, mask: Any) -> Any:
     """`[N]` float32 outcomes by the verifier of the host, NaN where nothing is said."""
-    rows = np.flatnonzero(mask.any(-1))
-    targets = [jax.tree.map(lambda leaf, n=n: leaf[n], target) for n in rows]
-    said = reward.of_completions(task, targets, [tokens[n][mask[n]] for n in rows])
+    said = reward.of_rows(task, target, tokens, mask, np.flatnonzero(mask.any(-1)))
     said.log()
-    return said.at(rows, len(tokens)).outcome.astype(np.float32)
+    return said.outcome.astype(np.float32)
 
 
 def _without_key(function: Callable | None) -> Callable | None:
