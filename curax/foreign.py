@@ -18,6 +18,7 @@ import yaml
 from curax import advantage, aggregate, correct, gate, loss, modulate, off_policy
 from curax.config import KL, Config, ConfigError, Sampling, Update
 from curax.settings import files
+from curax.settings.errors import refusals
 from curax.testbed import embedded
 
 # What decides the objective and the batch, with the defaults of TRL and transformers.
@@ -173,10 +174,8 @@ def read_trl(path: Path) -> Conversion:
             f"{path} holds {type(given).__name__}, and options have names; write "
             "NAME: VALUE on each line."
         )
-    try:
+    with refusals(of=str(path)):
         return of_trl(given)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

@@ -79,10 +79,8 @@ def train_step(
     """
     _check_devices(parts)
     if parts.engine:
-        try:
+        with errors.refusals(RuntimeError):
             parts.engine.start(parts.config)
-        except RuntimeError as error:
-            raise ConfigError(str(error)) from error
     if parts.needs_host:
         drive = drivers.Hosted()
         drive.begins = False  # nobody knows whether there is a next step, or of what

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from curax.config import Config, ConfigError, load, override
 from curax.settings.config_paths import Place, describe, full_name, wrong_values
 from curax.settings.config_types import Count, Magnitude, Natural, Share
-from curax.settings.errors import out_of_reach
+from curax.settings.errors import out_of_reach, refusals
 from curax.settings.files import cut
 from curax.settings.groups import AXES
 from curax.settings.recipes import made_by
@@ -320,10 +320,8 @@ def _values(kind: str, setting: str, values: Any) -> Sequence[Any]:
 
 def _changed(arm: Arm, changed: tuple[tuple[str, Any], ...]) -> Arm:
     """An arm with further settings changed."""
-    try:
+    with refusals(of=f"recipe {arm.recipe}"):
         config = override(arm.config, dict(changed))
-    except ConfigError as error:
-        raise ConfigError(f"recipe {arm.recipe}: {error}") from error
     return arm._replace(config=config, changed=(*arm.changed, *changed))
 
 
@@ -382,10 +380,8 @@ def _unfit(arm: Arm) -> Iterator[str]:
 
 def warm_config(experiment: Experiment, arm: Arm) -> Config:
     """Config of the warm start of an arm."""
-    try:
+    with refusals(of="warm_start"):
         return override(arm.config, experiment.warm_start)
-    except ConfigError as error:
-        raise ConfigError(f"warm_start: {error}") from error
 
 
 def warm_key(experiment: Experiment, arm: Arm) -> str:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.comparison.experiment import Arm, Experiment, digest, setting_of
-from curax.config import Config, ConfigError, override
+from curax.config import Config, override
 from curax.settings import errors
 from curax.settings.config_paths import describe, unbound
 from curax.settings.sizes import checkpoint_of
@@ -96,11 +96,8 @@ def _check(arm: Arm) -> None:
 @contextlib.contextmanager
 def _errors_of(arm: Arm) -> Iterator[None]:
     """As `errors.config_errors`; the sentence says which arm it is of."""
-    try:
-        with errors.config_errors(arm.config):
-            yield
-    except ConfigError as error:
-        raise ConfigError(f"{arm.name}: {error}") from error
+    with errors.refusals(of=arm.name), errors.config_errors(arm.config):
+        yield
 
 
 def built(config: Config) -> Components:

@@ -139,11 +139,9 @@ def _model(args: Namespace) -> tuple[str, Path]:
     Raises:
         ConfigError: there is no such folder.
     """
-    try:
+    with errors.refusals(hub.HubError, of="--model"):
         name = hub.pinned(args.model, "model")
         path = hub.checkpoint(name)
-    except hub.HubError as error:
-        raise ConfigError(f"--model: {error}") from error
     if not path.is_dir():
         raise ConfigError(
             f"--model {path} is no folder; name that of a checkpoint or of a run."
@@ -269,7 +267,7 @@ def _file_questions(
     # One that poses its own prompts knows seeds, and no answers of files.
     poses = config is not None and unbound(config.task) is worlds.task
     make = None if args.grader or poses else known.get("environment")
-    try:
+    with errors.refusals((ValueError, RuntimeError)):
         if make is not None:
             most = known.get("max_answer_tokens", file_task.ANSWER_TOKENS)
             judge = {"environment": describe(make), "max_answer_tokens": most}
@@ -284,8 +282,6 @@ def _file_questions(
             workers.start()
             how = workers, graders.statement(grader)
             judge |= _code(graders.outcome_of(grader), serve.GRADER)
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(str(error)) from error
     sets: dict[str, Questions] = {
         name: questions.of_file(side, form, path, *how)
         for name, (path, side) in sides.items()

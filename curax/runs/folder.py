@@ -33,6 +33,7 @@ from curax.settings import files
 from curax.settings.cli import recipe_name, write_whole, written_to
 from curax.settings.config_paths import Place, changes, describe, flat
 from curax.settings.config_types import HubName, metadata
+from curax.settings.errors import refusals
 from curax.step.states import States
 from curax.types import Task
 
@@ -107,10 +108,8 @@ def pinned(workdir: Path, config: Config, *, resume: bool) -> Config:
     for name, place in Place(config).walk():
         for mark in metadata(place.kind):
             if isinstance(mark, HubName) and isinstance(place.value, str):
-                try:
+                with refusals(hub.HubError, of=name):
                     value = hub.pinned(place.value, mark.kind, before.get(name))
-                except hub.HubError as error:
-                    raise ConfigError(f"{name}: {error}") from error
                 if value != place.value:
                     found[name] = value
     return override(config, found) if found else config
@@ -363,7 +362,7 @@ def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
         ConfigError: a file is damaged; the message names file and line.
     """
     warm = checkpoint.latest(workdir / WARM_CHECKPOINTS)
-    try:
+    with refusals(reading.DamagedError):
         for name, arguments in row_checks(step=since, warm=warm or 0).items():
             whole_rows(workdir / name, **arguments)
         reading.read_json(workdir / QUESTIONS)
@@ -371,8 +370,6 @@ def check_files(workdir: Path, since: int | None, *, finished: bool) -> None:
             reading.evaluation(workdir)
         if finished:
             reading.read(workdir)
-    except reading.DamagedError as error:
-        raise ConfigError(str(error)) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from curax import hub
-from curax.config import Config, ConfigError
+from curax.config import Config
 from curax.handover import ClosingError
 from curax.models import prompt_form
 from curax.processes import peers
@@ -142,13 +142,11 @@ def prepared(
     """
     build.check_weights(config, resumed=since is not None)
     loop = make_loop(config)
-    try:
+    with errors.refusals(RuntimeError):
         if make_ready := loop.parts.task.start:
             make_ready()
         if engine := loop.parts.engine:
             engine.start(config)
-    except RuntimeError as error:
-        raise ConfigError(str(error)) from error
     path, form = checkpoint_of(config), loop.parts.task.prompt_form
     path = path and hub.checkpoint(path, weights=False)
     if warning := prompt_form.mismatch(path, form):

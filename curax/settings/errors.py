@@ -141,6 +141,23 @@ def config_errors(config: Any = None) -> Iterator[None]:
         raise ConfigError(f"{where}; {fix}.") from error
 
 
+@contextlib.contextmanager
+def refusals(kinds: Any = ConfigError, *, of: str = "") -> Iterator[None]:
+    """Context that turns errors whose messages are sentences into a ConfigError.
+
+    Args:
+        kinds: class of the errors, or several.
+        of: whose sentences they are; it stands before them, with a colon.
+
+    Raises:
+        ConfigError: for an error of these kinds.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise ConfigError(f"{of}: {error}" if of else str(error)) from error
+
+
 def frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Stack frames of an error, without those inside other libraries."""
     return [
