@@ -147,12 +147,9 @@ def check_probe(args: Namespace) -> bool:
     Raises:
         ConfigError: an option is for another command, or out of range.
     """
-    for name in ("step", "probe", "law"):
-        if getattr(args, name) is not None and not args.gradients:
-            raise ConfigError(
-                f"--{name} is for --gradients; add that, or leave it out."
-            )
     if not args.gradients:
+        wants = "--gradients; add that, or leave it out"
+        cli.check_absent(args, ("step", "probe", "law"), wants)
         return False
     others = ("recipe", "config", "trl", "memory", "evaluation", "lift")
     named = [name for name in others if getattr(args, name) is not None]

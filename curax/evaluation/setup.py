@@ -23,6 +23,7 @@ from curax.models import prompt_form
 from curax.runs import checkpoint, folder, marks, policies
 from curax.runs.policies import Policy
 from curax.settings import errors, functions, machine
+from curax.settings.cli import check_absent
 from curax.settings.config_paths import describe, options, unbound
 from curax.settings.sizes import checkpoint_of, declared_option
 from curax.step import mesh as meshes
@@ -36,6 +37,7 @@ FORM = ("system", "template", "chat", "thinking")  # options of the prompt form
 # Options that apply only to files of problems.
 FILE_OPTIONS = (*FORM, "layout", "on_error", "grader", "max_prompt_tokens")
 READING = ("layout", "on_error")  # those that apply only to files of --data
+OF_FILES = "files of problems, and --data names none; leave it out, or name --data"
 
 TOKEN = 8  # bytes of a token drawn, with its log-prob
 # Options of sampling that the command line or a run gives, with their defaults.
@@ -84,7 +86,7 @@ def prepare(args: Namespace, opened: contextlib.ExitStack) -> EvaluationSetup:
     config, step = _run_config(path, args), args.step or "latest"
     with policies.only_read(), errors.config_errors():
         if config and not args.data and unbound(config.task) is not file_task.task:
-            _check_no_file_options(FILE_OPTIONS, args)
+            check_absent(args, FILE_OPTIONS, OF_FILES)
             policy = policies.load_run(path, config, step=step)
             assert policy.task
             name = f"held out by {path}"
@@ -160,32 +162,14 @@ def _run_config(path: Path, args: Namespace) -> Config | None:
         if args.dtype:
             new["model.dtype"] = getattr(jnp, args.dtype)
         return policies.run_config(path, file=args.config, changes=new)
-    for name in ("step", "config"):
-        if getattr(args, name) is not None:
-            raise ConfigError(
-                f"--{name} is for runs, and {path} is none; leave it out or name the "
-                "folder of a run."
-            )
+    what = f"runs, and {path} is none; leave it out or name the folder of a run"
+    check_absent(args, ("step", "config"), what)
     if not args.data:
         raise ConfigError(
             f"--data names no file, and {path} is no run with problems of its own; add "
             "--data FILE."
         )
     return None
-
-
-def _check_no_file_options(names: Sequence[str], args: Namespace) -> None:
-    """Check that no option of these is given where no file is named.
-
-    Raises:
-        ConfigError: one is given.
-    """
-    for name in names:
-        if getattr(args, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} is for files of problems, and --data "
-                "names none; leave it out, or name --data."
-            )
 
 
 def _prompt_form(path: Path, config: Config | None, args: Namespace) -> PromptFormat:
@@ -232,7 +216,7 @@ def _file_questions(
     known = options(config.task) if config else {}
     layout = _import_function("layout", args.layout) or layouts.detect
     if not args.data:
-        _check_no_file_options(READING, args)
+        check_absent(args, READING, OF_FILES)
         layout = known["held_out_layout"] or known["layout"]
     grader = _import_function("grader", args.grader) or known.get(
         "grader", graders.mathematics

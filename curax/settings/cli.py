@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -105,6 +105,22 @@ def recipe_of(args: argparse.Namespace, default: str | None = None) -> str:
     if not named and default is None:
         raise ConfigError("no recipe is named; name one, such as grpo.")
     return named[0] if named else str(default)
+
+
+def check_absent(args: argparse.Namespace, names: Iterable[str], what: str) -> None:
+    """Check that none of some options is given.
+
+    Args:
+        args: of the command line.
+        names: of the options.
+        what: what they are for, and a fix.
+
+    Raises:
+        ConfigError: one is.
+    """
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is for {what}.")
 
 
 def recipe_name(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from curax.config import Config, ConfigError
-from curax.settings.cli import count, keep, made_folder
+from curax.settings.cli import check_absent, count, keep, made_folder
 from curax.settings.files import json_bytes
 from curax.theory import population
 from curax.theory.population import Population
@@ -75,8 +75,7 @@ def check(args: Namespace) -> None:
     given = {name: getattr(args, name) for name in (*FIELDS, "measured")}
     given = {name: value for name, value in given.items() if value is not None}
     if not args.advise:
-        for name in given:
-            raise ConfigError(f"--{name} is for --advise; add that, or leave it out.")
+        check_absent(args, given, "--advise; add that, or leave it out")
         return
     if args.lift is not None:
         raise ConfigError("--lift is not for --advise; leave it out.")
