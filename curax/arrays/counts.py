@@ -73,12 +73,8 @@ def proportional(share: jax.Array, *, budget: int, least: int, most: int) -> jax
     budget, most = bounded(share, budget, least, most)
     unit = _unit(share)
     first = _first_tier(unit, budget, least, most)
-    level = _level(unit, first, least, most)
-
-    def fraction(counts: jax.Array) -> jax.Array:
-        return jnp.maximum(level - counts.astype(jnp.float32), 0.0)
-
-    return _completed(_whole(level, most), unit, fraction, first, budget, most)
+    counts = _rounded(_level(unit, first, least, most), unit, first, most)
+    return counts + even(budget - first, most - counts)
 
 
 def greedy(variance: jax.Array, *, budget: int, least: int, most: int) -> jax.Array:
@@ -118,7 +114,8 @@ def greedy(variance: jax.Array, *, budget: int, least: int, most: int) -> jax.Ar
         _int(4.0 * _FIRST),
     )
     counts = _above(_float(bits), unit, least, most)
-    return _completed(counts, unit, lambda n: _gain(unit, n), first, budget, most)
+    counts = _handed_out(counts, unit, lambda n: _gain(unit, n), first, most)
+    return counts + even(budget - first, most - counts)
 
 
 @checks.contract()
@@ -297,9 +294,19 @@ def _level(
     return level(jnp.maximum(bits, 0))
 
 
-def _whole(level: jax.Array, most: int | jax.Array) -> jax.Array:
-    """Whole part of a level as int32, at most `most`."""
-    return jnp.minimum(jnp.floor(level).astype(jnp.int32), most)
+def _rounded(
+    level: jax.Array, unit: jax.Array, number: jax.Array, most: int | jax.Array
+) -> jax.Array:
+    """Whole parts of a level, and up to the sum `number` one each by what is cut off.
+
+    The rest goes to positive shares alone.
+    """
+
+    def fraction(counts: jax.Array) -> jax.Array:
+        return jnp.maximum(level - counts.astype(jnp.float32), 0.0)
+
+    whole = jnp.minimum(jnp.floor(level).astype(jnp.int32), most)
+    return _handed_out(whole, unit, fraction, number, most)
 
 
 def _gain(unit: jax.Array, counts: jax.Array) -> jax.Array:
@@ -317,22 +324,6 @@ def _above(threshold: jax.Array, unit: jax.Array, least: int, most: int) -> jax.
     n = jnp.where(_gain(unit, n - 1.0) < threshold, n - 1.0, n)
     n = jnp.where(unit > 0, n, float(least))
     return jnp.clip(n.astype(jnp.int32), least, most)
-
-
-def _completed(
-    counts: jax.Array,
-    unit: jax.Array,
-    key: Callable[[jax.Array], jax.Array],
-    first: jax.Array,
-    budget: int,
-    most: int,
-) -> jax.Array:
-    """Counts raised to `budget`: positive shares by `key` up to `first`, then others.
-
-    `first` is the part of the budget for positive shares.
-    """
-    counts = _handed_out(counts, unit, key, first, most)
-    return counts + even(budget - first, most - counts)
 
 
 def _handed_out(
@@ -366,11 +357,7 @@ def apportioned(weight: jax.Array, number: jax.Array) -> jax.Array:
     unit = _unit(weight)
     ceiling = 1.01 * number.astype(jnp.float32) / jnp.maximum(jnp.sum(unit), 1.0)
     level = _level(unit, number, 0, number.astype(jnp.float32), ceiling)
-
-    def fraction(counts: jax.Array) -> jax.Array:
-        return jnp.maximum(level - counts.astype(jnp.float32), 0.0)
-
-    return _handed_out(_whole(level, number), unit, fraction, number, number)
+    return _rounded(level, unit, number, number)
 
 
 def even(number: jax.Array, room: jax.Array) -> jax.Array:

@@ -537,15 +537,14 @@ def rank(
     )
     head = sharding.constrain(head, ("vocab", None))
 
-    def above(part):
+    def likelier(part):
         features, tokens, own = part
         z = _logits(features, head, 1.0)
-        column = jnp.arange(head.shape[0], dtype=jnp.int32)
-        other = column.reshape(*(1,) * tokens.ndim, -1) != tokens[..., None]
-        return jnp.sum((z > own[..., None]) & other, -1, dtype=jnp.int32)
+        above = (z > own[..., None]) & ~_here(z, tokens)
+        return jnp.sum(above, -1, dtype=jnp.int32)
 
     return 1 + _in_chunks(
-        above, (features, tokens, own), chunk * sharding.shards("rows")
+        likelier, (features, tokens, own), chunk * sharding.shards("rows")
     )
 
 
