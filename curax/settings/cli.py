@@ -234,10 +234,11 @@ class _Leaving:
 
     What JAX compiled then goes on. At its exit JAX would wait for that, however long it
     takes, and crash; so the process ends without it, after all later exit handlers.
+    Threads read the program that they compile until then, so its frames are kept.
     """
 
     def __init__(self):
-        self._ready, self._abandoned = False, False
+        self._ready, self._left_by = False, None
 
     def prepare(self) -> None:
         """To be called by a command that is the whole of its process, before JAX."""
@@ -245,15 +246,15 @@ class _Leaving:
             atexit.register(self._exit)
         self._ready = True
 
-    def leave(self) -> None:
-        """Leave what JAX is doing when the process ends."""
+    def leave(self, error: BaseException) -> None:
+        """Leave what JAX is doing, an error's frames with it, when the process ends."""
         api: Any = sys.modules.get("jax._src.api")  # no public name
         if self._ready and hasattr(api, "clean_up"):
-            self._abandoned = True
+            self._left_by = error
             atexit.unregister(api.clean_up)
 
     def _exit(self) -> None:
-        if self._abandoned:
+        if self._left_by:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             os._exit(130)
@@ -292,7 +293,7 @@ def command_line(
                 return 2
             except (KeyboardInterrupt, Exception) as error:
                 if interrupted(error):
-                    _LEAVING.leave()
+                    _LEAVING.leave(error)
                     if goes_on:
                         command = again(name.removeprefix("curax."), argv)
                         print(f"Stopped; to go on: {command}")
