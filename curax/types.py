@@ -308,11 +308,12 @@ class Model:
             so that there may be all of them from the beginning; None: it does not.
         paged: columns of a page where so many columns may lie in `arrays.pages`, here;
             0: they are rings. None: always.
-        adding: `(params, totals) -> params` for a line, such that the gradient by the
-            totals is these and that of the parameters, added where they lie. Each loss
-            calls `features`, from which no cache comes back then, and `head` once, as
-            they are: who replaces one of them has None here, where gradients are added
-            when all are there.
+        adding: `(params, totals) -> params` for a line or contexts, such that the
+            gradient by the totals is these and that of the parameters, added where they
+            lie. Each loss calls `features`, from which of a line no cache comes back
+            then, once, and `head` once or, of contexts, not at all, as they are: who
+            replaces one of them has None here, where gradients are added when all are
+            there.
     """
 
     init: Callable[[jax.Array], Any]

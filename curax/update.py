@@ -431,7 +431,8 @@ def pull_back(
     """Gradients plus those through the contexts, a few contexts at a time.
 
     They are run through the model again, about as many tokens at once as a micro-batch
-    has, so that activations of all of them never exist together.
+    has, so that activations of all of them never exist together. Gradients of layers
+    are added in place where the model can, as those of lines are.
     """
     count, width = contexts.tokens.shape
     tokens = batch.tokens.size // settings.count(*batch.tokens.shape)
@@ -439,9 +440,12 @@ def pull_back(
 
     def add(total, piece):
         contexts, pulled = piece
-        _, pull = jax.vjp(lambda p: prefill(model, p, contexts), params)
+        make, at = (lambda x: x), params
+        if model.adding:
+            make, at = partial(model.adding, params), total
+        _, pull = jax.vjp(lambda at: prefill(model, make(at), contexts), at)
         more = like_params(model, pull(pulled)[0])
-        return jax.tree.map(jnp.add, total, more), None
+        return more if model.adding else added(total, more), None
 
     return jax.lax.scan(add, grads, split((contexts, pulled), pieces))[0]
 

@@ -322,6 +322,27 @@ def test_gradients_of_layers_are_added_where_they_lie(tokens, most):
     assert more - less > layers // 3  # bytes on a CPU, of two layers
 
 
+def test_gradients_of_contexts_are_added_where_they_lie():
+    """To all of them, the head's too, which contexts do not read."""
+    model = tiny.model(scan_layers=True, remat=True, layers=4, width=32, tied=False)
+    params, rows = tiny.random_params(model), batch()[0]
+    total = jax.tree.map(lambda x: 0.5 * x + 1, params)
+    pulled = jax.jit(partial(update.prefill, model))(params, tiny.CONTEXTS)
+
+    def run(model):
+        def whole(params, pulled, total):
+            given = tiny.CONTEXTS, pulled, total, rows, how(M, 0, 1)
+            return update.pull_back(model, params, *given)
+
+        return jax.jit(whole).lower(params, pulled, total).compile()
+
+    in_place, apart = map(run, (model, dataclasses.replace(model, adding=None)))
+    alike(*(x(params, pulled, total) for x in (in_place, apart)))
+    less, more = (x.memory_analysis().temp_size_in_bytes for x in (in_place, apart))
+    layers = sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
+    assert more - less > layers // 2
+
+
 @pytest.mark.long
 def test_packed_logprobs_are_those_of_a_naive_forward():
     rows, _ = batch()

@@ -23,25 +23,26 @@ class Adding:
 
 
 @jax.custom_vjp
-def onto(value: jax.Array, total: jax.Array) -> jax.Array:
-    """The value. The gradient of the total is the total and the gradient of the value,
-    where the value is read, and exactly once.
+def onto(values: Any, totals: Any) -> Any:
+    """The values. The gradient of the totals is these and the gradient of the values,
+    where this is called once and one of the values is read.
 
     Args:
-        value: `[...]`, a parameter; by itself it has no gradient.
-        total: `[...]` float32.
+        values: tree of parameters; by itself it has no gradient.
+        totals: likewise, float32.
 
     Returns:
-        `[...]`, the value as it is.
+        The values as they are.
     """
-    del total
-    return value
+    del totals
+    return values
 
 
-onto.defvjp(
-    lambda value, total: (value, total),
-    lambda total, slope: (None, total + slope.astype(total.dtype)),
-)
+def _onto(totals, slopes):
+    return None, jax.tree.map(lambda t, s: t + s.astype(t.dtype), totals, slopes)
+
+
+onto.defvjp(lambda values, totals: (values, totals), _onto)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -51,37 +52,39 @@ def through(
     x: jax.Array,
     layers: Adding,
     caches: Any,
-) -> jax.Array:
+) -> tuple[jax.Array, Any]:
     """What leaves the last layer; the backward pass computes each layer again.
 
     Args:
-        apply: a layer, `(given, x, (params, cache)) -> (x, cache)`.
+        apply: a layer, `(given, x, (params, cache)) -> (x, made)`.
         given: what all layers are given; it has no gradient.
         x: what enters the first.
         layers: their parameters, whose gradients go to the totals alone.
         caches: tree of `[L, ...]`.
 
     Returns:
-        As x.
+        As x; and what each layer made besides, a tree of `[L, ...]`.
     """
     return _forward(apply, given, x, layers, caches)[0]
 
 
 def _forward(apply, given, x, layers, caches):
     def step(x, layer):
-        return apply(given, x, layer)[0], x
+        out, made = apply(given, x, layer)
+        return out, (x, made)
 
-    x, entered = jax.lax.scan(step, x, (layers.params, caches))
-    return x, (given, entered, layers, caches)
+    x, (entered, made) = jax.lax.scan(step, x, (layers.params, caches))
+    return (x, made), (given, entered, layers, caches)
 
 
-def _backward(apply, kept, slope):
+def _backward(apply, kept, slopes):
     given, entered, layers, caches = kept
+    slope, of_made = slopes
 
     def back(state, layer):
-        (slope, totals), (number, *own) = state, layer
-        _, pull = jax.vjp(lambda x, *layer: apply(given, x, layer)[0], *own)
-        slope, more, of_cache = pull(slope)
+        (slope, totals), (number, of_made, *own) = state, layer
+        _, pull = jax.vjp(lambda x, *layer: apply(given, x, layer), *own)
+        slope, more, of_cache = pull((slope, of_made))
 
         def add(total, new):
             old = jax.lax.dynamic_index_in_dim(total, number, keepdims=False)
@@ -94,7 +97,7 @@ def _backward(apply, kept, slope):
     (slope, totals), of_caches = jax.lax.scan(
         back,
         (slope, layers.totals),
-        (number, entered, layers.params, caches),
+        (number, of_made, entered, layers.params, caches),
         reverse=True,
     )
     return None, slope, Adding(None, totals), of_caches

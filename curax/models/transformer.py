@@ -209,12 +209,11 @@ class Transformer:
 
     def adding(self, params, totals):
         """Parameters whose gradients are added to totals, those of layers in place."""
-        return {
-            name: Adding(own, totals[name])
-            if name == "layers"
-            else jax.tree.map(onto, own, totals[name])
-            for name, own in params.items()
-        }
+        (layers, others), (of_layers, of_others) = (
+            (tree["layers"], {name: x for name, x in tree.items() if name != "layers"})
+            for tree in (params, totals)
+        )
+        return onto(others, of_others) | {"layers": Adding(layers, of_layers)}
 
     def shared(self, cache):
         """The cache as decoding has it: heads side by side where they fill lanes."""
@@ -315,9 +314,18 @@ class Transformer:
         apply, given = partial(layer, self.block, axes), (positions, seen, column)
         stack, new = params["layers"], []
         together = partial(jax.tree.map, lambda *c: jnp.stack(c))
-        if isinstance(stack, Adding):  # of a line, which has a cache
-            x = through(apply, given, x, stack, together(*(cache or ())))
-            return self.norm.apply({"params": params["norm"]}, x), ()
+        if isinstance(stack, Adding):
+            of_line = cache is not None  # and no cache comes back
+
+            def own(given, x, layer):
+                x, kv = apply(given, x, layer)
+                return x, None if of_line else kv
+
+            stacked = cache and together(*cache)
+            left: Any = through(own, given, x, stack, stacked)
+            x, stacked = left
+            new = () if of_line else tuple(unstacked(stacked, layers).values())
+            return self.norm.apply({"params": params["norm"]}, x), new
         if self.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT[self.remat])
         if self.scan_layers and column is None:
