@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import small
 import tiny
@@ -17,6 +18,7 @@ from outputs import message, refusal
 
 from benchmarks import plans
 from curax import allocate, plan, score
+from curax.arrays import lines
 from curax.config import ConfigError, Mesh, Pilot, load, override
 from curax.planning import chips, estimate, hbm, hlo, planner, table
 from curax.planning.programs import Compiled
@@ -187,6 +189,40 @@ def test_an_update_needs_what_its_products_do(remat, shape):
     received += moved / tensor * (fsdp - 1) / fsdp
     received += 3 * 2 * context * rows / 2 * (fsdp - 1)  # of contexts: not with rows
     assert work.turn.received == pytest.approx(received, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "steps", "name", "rows"),
+    [
+        (100, 48, "cpu:2", 1),  # lines have three tiles of 32, and a row takes two
+        (100, 20, "cpu:2", 5),
+        (100, 120, "cpu:2", 1),  # a row is longer than what was asked for
+        (600, 250, "v5e:2x1", 2),  # two lines of 256
+        (100, 250, "v5e:2x1", 1),
+        (100, 40, "v5e:2x1", 2),  # one of 128, in whole tiles
+    ],
+)
+def test_a_micro_batch_has_the_rows_that_its_lines_hold(tokens, steps, name, rows):
+    """As `over_lines` packs rows that are all as long as they may be."""
+    own = [f"update.tokens_per_micro_batch={tokens}", f"sampling.max_tokens={steps}"]
+    own += ["mesh.data=2", "update.minibatches=1", "model.head_dim=64"]
+    run = planner.traced(override(load(small.FILE), own))
+    place = chips.topology(name)
+    (one,) = planner.plan(run, place, auto=False, compiles=False).layouts
+    of_tpu = place.chip is not None
+    cut = estimate.Cut.of(AbstractMesh((2, 1, 1), mesh.AXES), run.sizes)
+    how = estimate.MicroBatches.lines(run.parts, run.sizes, of_tpu=of_tpu)
+    assert how is not None
+    found = estimate.MicroBatches.of(run.parts, run.sizes, cut, of_tpu=of_tpu)
+    share = run.parts.train_rows // 2
+    heap = np.full(share // how.together, steps, np.int32)
+    packing = lines.Packing.of(heap, steps=steps, tokens=how.tokens, rows=how.rows)
+    work = one.work["learn"]
+    assert work.turns == found.count == packing.lines
+    assert found.computed == how.together * packing.width * packing.tile
+    assert found.tokens == rows * steps
+    need = work.total.flops - work.call.flops  # of all rows: the last may have fewer
+    assert need == pytest.approx(work.turn.flops * share / rows)
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,16 @@ class Lines(NamedTuple):
     together: int = 1  # lines of each shard that are computed at a time
     at_home: bool = False  # rows are those of each shard in turn, as of `Homes`
 
+    def width(self, steps: int) -> tuple[int, int]:
+        """Tiles of a line, and tokens of a tile, for rows of at most T tokens."""
+        tile = min(TILE, steps)
+        return max(self.tokens // tile, -(-steps // tile)), tile
+
+    def longest(self, steps: int) -> int:
+        """Rows of T tokens that a line holds."""
+        width, tile = self.width(steps)
+        return min(width // -(-steps // tile), self.rows or width)
+
 
 def picked(x: jax.Array, which: jax.Array) -> jax.Array:
     """Rows of `[M, ...]` by index in [0, M]; M is none, of which all is 0."""
@@ -224,8 +234,7 @@ class Packing:
             tokens: of a line.
             rows: of a line at most; 0: as many as there is place for.
         """
-        tile = min(TILE, steps)
-        width = max(tokens // tile, -(-steps // tile))
+        width, tile = Lines(tokens).width(steps)
         order = jnp.argsort(-length).astype(jnp.int32)
         count = -(-length[order] // tile)
 

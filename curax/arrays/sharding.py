@@ -119,8 +119,12 @@ def spread(count: int, fewest: int) -> int:
     Returns:
         A divisor of `count`.
     """
-    each = shards("rows")
-    each = each if count % each == 0 else 1
+    return parts(count, fewest, shards("rows"))
+
+
+def parts(count: int, fewest: int, shards: int) -> int:
+    """`spread` over so many row shards."""
+    each = shards if count % shards == 0 else 1
     fine = [n for n in range(1, count // each + 1) if count % (n * each) == 0]
     return next((n for n in fine if n >= fewest), fine[-1])
 

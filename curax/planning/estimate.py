@@ -15,15 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.core.spmd import logical_axis_rules
 from flax.traverse_util import flatten_dict
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, use_abstract_mesh
 
 from curax import rollout
-from curax.arrays import cache_sizes, frozen, lines, masked
+from curax.arrays import cache_sizes, frozen, lines, masked, sharding
 from curax.arrays.sharding import bytes_on_device
 from curax.models.transformer import recomputed
 from curax.planning.chips import Chip
+from curax.settings.groups import AXES
 from curax.settings.sizes import cache_bytes, declared_option, kept_of
+from curax.step import mesh as meshes
 from curax.step import room
 from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
@@ -70,7 +73,7 @@ class Work:
         turn: in a turn: a decoding step where all rings are full, or a micro-batch.
         turns: of the loop that ends by data, at most: decoding steps, or the
             micro-batches of all mini-batches with rows as long as they may be.
-        spared: by turns in which rings are not yet full.
+        spared: by turns in which rings are not yet full, or that have fewer rows.
         memory: bytes by part; parts exist at the same time.
         least: bytes of temporaries that an update needs: gradients, weights as they
             are read, what is kept between layers by `model.remat`, a chunk of logits,
@@ -359,6 +362,69 @@ def kept_sets(sizes: Shapes, rows: int) -> dict[str, float]:
     return {"kept sets": float(rows * sizes.steps * sizes.kept)} if sizes.kept else {}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatches:
+    """How a chip computes the rows of a mini-batch that all have T tokens.
+
+    Attributes:
+        count: micro-batches of it.
+        tokens: of the rows of one.
+        computed: of one, with those that fill up its lines.
+        pieces: in which contexts are run backward.
+        packed: whether rows are packed into lines.
+    """
+
+    count: int
+    tokens: int
+    computed: int
+    pieces: int
+    packed: bool
+
+    @classmethod
+    def of(
+        cls, parts: Components, sizes: Shapes, cut: Cut, *, of_tpu: bool
+    ) -> "MicroBatches":
+        """Those of an update, as `curax.update.gradient` makes them."""
+        how, steps = parts.config.update, sizes.steps
+        given = how.tokens_per_micro_batch  # of each shard of the rows
+        rows = sizes.trained // how.minibatches
+        of_copy, contexts = (-(-n // cut.data) for n in (rows, sizes.contexts))
+        fewest = how.micro_batches
+        if given:
+            fewest = -(-of_copy * steps // (given * cut.fsdp))
+        count = sharding.parts(of_copy, fewest, cut.fsdp)
+        apart = -(-contexts * sizes.prompt // (of_copy * steps // count))
+        pieces = sharding.parts(contexts, apart, cut.fsdp)
+        if packing := cls.lines(parts, sizes, of_tpu=of_tpu):
+            own = cut.share(rows)
+            together = min(packing.together, own)
+            each = together * packing.longest(steps)
+            return cls(
+                count=-(-own // each),
+                tokens=min(each, own) * steps,
+                computed=together * math.prod(packing.width(steps)),
+                pieces=pieces,
+                packed=True,
+            )
+        tokens = -(-of_copy // (count * cut.fsdp)) * steps
+        return cls(
+            count=count, tokens=tokens, computed=tokens, pieces=pieces, packed=False
+        )
+
+    @staticmethod
+    def lines(parts: Components, sizes: Shapes, *, of_tpu: bool) -> lines.Lines | None:
+        """How rows are packed, on a TPU or here; None: they are not."""
+        tokens, packs = parts.config.update.tokens_per_micro_batch, parts.model.packs
+        if not tokens or not packs:
+            return None
+        if not of_tpu:
+            return packs(tokens, sizes.steps, sizes.prompt)
+        device = AbstractDevice(device_kind="TPU", num_cores=1, platform="tpu")
+        alone = AbstractMesh((1,) * len(AXES), AXES, abstract_device=device)
+        with use_abstract_mesh(alone), logical_axis_rules(meshes.RULES):
+            return packs(tokens, sizes.steps, sizes.prompt)
+
+
 def learn(
     parts: Components,
     sizes: Shapes,
@@ -384,11 +450,8 @@ def learn(
     full = parts.model.trained is None  # all is trained, the head too
     rows, item = cut.share(sizes.trained), sizes.item
     tokens, prompts = rows * sizes.steps, cut.share(sizes.contexts) * sizes.prompt
-    micro = how.micro_batches
-    if how.tokens_per_micro_batch:  # of each shard of the rows
-        micro = math.ceil(tokens / how.minibatches / how.tokens_per_micro_batch)
-    parts_of = how.minibatches * micro
-    at_once = max(1, -(-rows // parts_of)) * sizes.steps
+    micro = MicroBatches.of(parts, sizes, cut, of_tpu=in_pieces)
+    parts_of, at_once = how.minibatches * micro.count, micro.computed
     shard = state["parameters"]  # of a chip, those that are trained
     if not full:
         shard = sizes.learned * FLOAT32 / tensor / cut.fsdp
@@ -420,11 +483,7 @@ def learn(
             + 2 * (tensor - 1) / tensor * summed,
         )
 
-    # On TPUs lines have two rows at least, as `Model.packs` has it.
-    packs = how.tokens_per_micro_batch and not (
-        in_pieces and 2 * sizes.prompt > sizes.steps
-    )
-    kept = kept_of(parts.config) if packs and not sizes.kept else 0
+    kept = kept_of(parts.config) if micro.packed and not sizes.kept else 0
     of_update = sizes.trained // how.minibatches
     at_home = lines.places(of_update, sizes.contexts, cut.rows, kept)
     pairs = prompts * 2 * sizes.layers * sizes.keys / cut.heads  # keys and values
@@ -432,13 +491,20 @@ def learn(
     gathered = 0.0
     if not at_home:  # contexts of a copy, for both passes; and sums of their gradients
         gathered = 3 * read * (cut.fsdp - 1)
-    turn = passes(tokens / parts_of, sizes.prompt + sizes.steps / 2, 1.0, head).plus(
-        Need(
-            read=(2 + remat) * read / parts_of,
-            written=slopes / parts_of,
-            received=gathered,
+
+    def turn_of(n: float) -> Need:  # so many tokens
+        share = n / tokens  # of contexts
+        return passes(n, sizes.prompt + sizes.steps / 2, 1.0, head).plus(
+            Need(
+                read=(2 + remat) * read * share,
+                written=slopes * share,
+                received=gathered,
+            )
         )
-    )
+
+    turns = how.epochs * parts_of
+    turn = turn_of(micro.tokens)
+    less = turn.plus(turn_of(tokens / parts_of), -1.0)  # the last has fewer rows
     opt_state = state.get("optimizer", 0.0)
     narrow = item * (full and item < FLOAT32) / tensor  # as weights are read
     cast = sizes.products * narrow / cut.fsdp
@@ -447,8 +513,7 @@ def learn(
         written=shard + opt_state + cast,
         received=2 * (cut.data - 1) / cut.data * shard,
     )
-    pieces = math.ceil(prompts * parts_of / tokens)  # of contexts, as long
-    call = passes(prompts, sizes.prompt / 2, pieces, 0).plus(Need(read=slopes))
+    call = passes(prompts, sizes.prompt / 2, micro.pieces, 0).plus(Need(read=slopes))
     call = call.plus(each_update, how.minibatches)
     inner = (sizes.inner / tensor + 2 * sizes.width) * sizes.item
     each = {  # bytes that a layer keeps of a token, by what is recomputed
@@ -469,13 +534,14 @@ def learn(
     trained = shard if full else 0.0
     # Gradients of a micro-batch, beside the total to which those of layers are added.
     in_place = sizes.learned * FLOAT32 / tensor / cut.fsdp
-    in_place *= bool(full and packs and parts.model.adding)
+    in_place *= bool(full and micro.packed and parts.model.adding)
     # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
     of_head = 2 * FLOAT32 if trained else item * (cut.fsdp > 1)
     return Work(
         call=Need().plus(call, how.epochs),
         turn=turn,
-        turns=how.epochs * parts_of,
+        turns=turns,
+        spared=Need().plus(less, turns),
         least=shard + cast + head * narrow + held + logits + read + slopes,
         memory={
             "gradients": 2.0 * trained - in_place,
