@@ -322,7 +322,8 @@ def test_what_the_compiler_says_is_the_status_whatever_was_estimated(
         monkeypatch.setattr(module, name, value)
     capsys.readouterr()
     assert planned(tmp_path, *args)[0] == (0 if fits else 1)
-    said = "fits 0 GiB per chip, compiled" if fits else "it does not fit"
+    fewer = "it does not fit 0 GiB per chip; smaller micro-batches"
+    said = "fits 0 GiB per chip, compiled" if fits else fewer
     assert said in capsys.readouterr().out
 
 

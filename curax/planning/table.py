@@ -191,8 +191,8 @@ def _verdict(plan: Plan) -> str:
         tried = len(plan.programs) or len(plan.layouts)
         several = "none of the meshes tried fits" if tried > 1 else "it does not fit"
         return (
-            f"On {place.name}, {source}, {several} {size} per chip; more "
-            "update.micro_batches, fewer sampling.slots or more chips take less."
+            f"On {place.name}, {source}, {several} {size} per chip; "
+            "smaller micro-batches, fewer sampling.slots or more chips take less."
         )
     fits = "fits" if plan.programs or plan.chosen.fits else "may fit"
     return f"{words(plan.chosen.mesh)} {fits} {size} per chip, {source}."
