@@ -221,6 +221,7 @@ def test_a_micro_batch_has_the_rows_that_its_lines_hold(tokens, steps, name, row
     assert work.turns == found.count == packing.lines
     assert found.computed == how.together * packing.width * packing.tile
     assert found.tokens == rows * steps
+    assert found.copied == how.together * how.rows * run.sizes.prompt
     need = work.total.flops - work.call.flops  # of all rows: the last may have fewer
     assert need == pytest.approx(work.turn.flops * share / rows)
 
@@ -463,6 +464,10 @@ def test_what_is_not_trained_has_no_gradient_in_the_plan():
     tokens = sizes.trained * sizes.steps // 2
     prompts = sizes.contexts * sizes.prompt // 2
     less = 2 * tokens * (base_size + head) + 2 * prompts * base_size
+    held = (work.memory["prefix"] for work in (learn, one.work["learn"]))
+    item, pair = run.sizes.item, 2 * run.sizes.keys * run.sizes.layers
+    sums = [(n / prompts / pair - item) / 4 for n in held]
+    assert sums == [2 * estimate.HELD_OF_SUMS, 2 * estimate.HELD_WITH_ADAPTERS]
     every, own = learn.total, one.work["learn"].total
     assert every.flops - own.flops == less
     times = run.parts.config.update.minibatches  # one micro-batch each

@@ -34,9 +34,10 @@ from curax.types import Contexts, Rollouts, TrainState
 FLOAT32 = 4
 # What TPU compilers were found to hold: without recomputation a layer keeps so many
 # times the bytes of its products, with norms, rotations and gates; and sums of
-# gradients of contexts take so many times their own bytes.
+# gradients of contexts take so many times their own bytes, more with adapters.
 KEPT_OF_PRODUCTS = 3.25
 HELD_OF_SUMS = 1.25
+HELD_WITH_ADAPTERS = 1.6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,6 +373,7 @@ class MicroBatches:
         computed: of one, with those that fill up its lines.
         pieces: in which contexts are run backward.
         packed: whether rows are packed into lines.
+        copied: tokens of contexts that its lines have copies of.
     """
 
     count: int
@@ -379,6 +381,7 @@ class MicroBatches:
     computed: int
     pieces: int
     packed: bool
+    copied: int = 0
 
     @classmethod
     def of(
@@ -405,6 +408,7 @@ class MicroBatches:
                 computed=together * math.prod(packing.width(steps)),
                 pieces=pieces,
                 packed=True,
+                copied=together * packing.rows * sizes.prompt * (cut.fsdp == 1),
             )
         tokens = -(-of_copy // (count * cut.fsdp)) * steps
         return cls(
@@ -530,11 +534,17 @@ def learn(
     # A copy of the parameters adds up gradients of the contexts of all copies, unless
     # these lie with their rows; where rows lie on several shards of it, each
     # micro-batch gives them anew.
-    sums_held = HELD_OF_SUMS * ((1 if at_home else cut.data) + (cut.fsdp > 1))
+    sums_held = (HELD_OF_SUMS if full else HELD_WITH_ADAPTERS) * (
+        (1 if at_home else cut.data) + (cut.fsdp > 1)
+    )
     trained = shard if full else 0.0
     # Gradients of a micro-batch, beside the total to which those of layers are added.
     in_place = sizes.learned * FLOAT32 / tensor / cut.fsdp
     in_place *= bool(full and micro.packed and parts.model.adding)
+    # Beside gradients of parameters these do not show: contexts of lines and gradients
+    # of them, of all layers.
+    of_lines = micro.copied * 4 * sizes.layers * sizes.keys * item / cut.heads
+    of_lines *= not full
     # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
     of_head = 2 * FLOAT32 if trained else item * (cut.fsdp > 1)
     return Work(
@@ -548,7 +558,7 @@ def learn(
             "weights as they are read": cast,
             "head": head * of_head / tensor,
             "activations": held + 3.0 * at_once * inner,
-            "prefix": read + sums_held * slopes,
+            "prefix": read + sums_held * slopes + of_lines,
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.
