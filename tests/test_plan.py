@@ -81,6 +81,21 @@ def test_collectives_are_counted_as_often_as_their_computation_runs():
     assert found.turn.received == {"all-gather": 0.75 * 512, "collective-permute": 64}
 
 
+@pytest.mark.parametrize(
+    ("line", "bytes_"),
+    [
+        ("(f32[4], bf16[8]) all-reduce(%x, %y)", 2 * 3 / 4 * 32),
+        ("(f32[4], bf16[8]) all-reduce-start(%x, %y)", 2 * 3 / 4 * 32),
+        ("(f32[4]{0:T(8)}, bf16[8]{0}) all-to-all(%x, %y)", 3 / 4 * 32),
+        ("((f32[4], f32[2]), (f32[16], f32[8])) all-gather-start(%x, %y)", 72),
+        ("(f32[4], f32[4], u32[]) collective-permute-start(%x)", 16),
+    ],
+)
+def test_all_arrays_of_a_collective_are_received(line, bytes_):
+    (one,) = hlo.collectives([f"  %z = {line}, replica_groups=[2,4]<=[8]"])
+    assert one.received == bytes_
+
+
 def test_a_turn_is_one_of_a_loop_that_others_run_again_and_again():
     """As the micro-batches of packed rows, which each mini-batch has."""
     minibatch = (
@@ -234,6 +249,7 @@ def test_a_micro_batch_has_the_rows_that_its_lines_hold(tokens, steps, name, row
         ("mesh['axis_0'=16,'axis_1'=4] {'axis_0'}", 16),
         ("mesh['axis_0'=2,'axis_1'=4,'axis_2'=3] {'axis_0','axis_1'}", 8),
         ("mesh['axis_0'=8,'axis_1'=3] {'axis_0':(2)4}", 4),
+        ("mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}", 4),
     ],
 )
 def test_groups_of_devices_are_read_however_they_are_written(groups, devices):

@@ -21,14 +21,14 @@ KINDS = (
     "all-to-all",
     "collective-permute",
 )
-COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(?:-start)?\(")
+COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(KINDS)})(-start)?\(([^)]*)\)")
 ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 HEAD = re.compile(r"(?:ENTRY )?%?([\w.\-]+) (?:\(.*)?.*\{$")
 IN_TURN = re.compile(r"replica_groups=\[(\d+),(\d+)\]")  # groups, devices of each
 # Sizes of the axes of a mesh, and those along which a group lies, some in part.
-ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}")
+ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\S*)? ?\{([^}]*)\}")
 LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 
 
@@ -93,8 +93,12 @@ def collectives(lines: list[str], *, scatters: bool = False) -> Iterator[Collect
             if scatters and kind == "all-reduce":
                 kind = "reduce-scatter"
             found = [(entries(dims), of) for of, dims in ARRAY.findall(match[1])]
-            sizes = [n * bytes_of(of) for n, of in found]
-            whole = float(max(sizes, default=0.0))
+            if (
+                match[3] and kind != "all-reduce"
+            ):  # (what it reads, what it makes, marks)
+                number = match[4].count("%")
+                found = found[number : 2 * number]
+            whole = float(sum(n * bytes_of(of) for n, of in found))
             devices = group_size(line)
             if kind == "reduce-scatter" and not scatters:
                 whole *= devices  # the text has what is left of it
