@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outputs import message
 
 from curax.settings import machine
 from curax.settings.packages import install
@@ -110,14 +111,7 @@ def places(opened):
     return [place for place, _ in opened.each()]
 
 
-def raised(error, function, *args, **options) -> str:
-    """What the error says that a call ends with."""
-    with pytest.raises(error) as caught:
-        function(*args, **options)
-    return str(caught.value)
-
-
-error_of = partial(raised, SourceError, sources.open_records)
+error_of = partial(message, SourceError, sources.open_records)
 
 
 def by_question(rows):
@@ -232,7 +226,7 @@ def test_a_line_that_is_no_object_is_named_with_what_it_is(
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + line + behind)
     opened = sources.open_records(path)
-    assert raised(RecordError, list, opened) == (
+    assert message(RecordError, list, opened) == (
         f"{path}:3: not a JSON object ({said}); mend or delete this line, {SKIP}"
     )
     first, _, *others = found(opened)
@@ -265,11 +259,19 @@ def test_a_file_does_not_stay_open_when_it_is_no_longer_used(tmp_path):
 # Parquet
 
 
-def test_the_place_of_a_row_is_its_file_and_its_number_in_it(tmp_path):
-    opened = sources.open_records(shards(tmp_path / "all", ROWS))
-    a, b = (tmp_path / "all" / f"{name}.parquet" for name in "ab")
-    want = [f"{a}, row {i}" for i in range(9)] + [f"{b}, row {i}" for i in range(14)]
-    assert places(opened) == want
+@pytest.mark.parametrize(
+    ("write", "names", "behind"),
+    [
+        (shards, ("a.parquet", "b.parquet"), [f", row {i}" for i in range(14)]),
+        (line_shards, ("a.jsonl", "c.jsonl"), [f":{i}" for i in range(1, 15)]),
+    ],
+    ids=["rows", "lines"],
+)
+def test_a_place_is_a_file_and_a_number_in_it(tmp_path, write, names, behind):
+    folder = write(tmp_path / "all", ROWS)
+    one, other = (folder / name for name in names)
+    want = [f"{one}{at}" for at in behind[:9]] + [f"{other}{at}" for at in behind]
+    assert places(sources.open_records(folder)) == want
 
 
 def test_nested_rows_come_as_lists_and_dicts(tmp_path):
@@ -288,7 +290,7 @@ def not_text(path):
 def test_a_row_that_is_not_text_is_broken_and_the_others_are_not(tmp_path):
     path = not_text(tmp_path / "a.parquet")
     opened = sources.open_records(path)
-    assert raised(RecordError, list, opened) == (
+    assert message(RecordError, list, opened) == (
         f"{path}, row 1: not text ('utf-8' codec can't decode byte 0xff in position 0: "
         f"invalid start byte); mend or delete this row, {SKIP}"
     )
@@ -343,43 +345,34 @@ def test_bytes_that_are_not_text_are_a_broken_record():
 # What cannot be opened
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.csv", "*.parquet", "a/b"])
-def test_a_file_that_is_not_there_is_named(tmp_path, name):
+ABSENT = "does not exist; name a file or a folder that does."
+EMPTY = "is empty; name a file with a record per line."
+OTHER = (
+    "is no .jsonl, .json or .parquet file and no folder; convert it or name another."
+)
+ARRAY = "is one JSON array; write an object per line, without commas between them."
+# (name, what it holds, what is said of it)
+NOT_OPENED = [
+    *((name, None, ABSENT) for name in ("a.jsonl", "a.parquet", "a.csv")),
+    *((name, None, ABSENT) for name in ("*.parquet", "a/b")),
+    *(("a.jsonl", content, EMPTY) for content in (b"", b"\n \r\n", b"\xef\xbb\xbf")),
+    *((name, b"{}", OTHER) for name in ("a.csv", "a.jsonl.gz", "a")),
+    ("a.json", f"\n{json.dumps(ROWS, indent=1)}".encode(), ARRAY),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), NOT_OPENED)
+def test_a_file_that_cannot_be_opened_is_named(tmp_path, name, content, said):
     path = tmp_path / name
-    said = f"{path} does not exist; name a file or a folder that does."
-    assert error_of(path) == error_of(str(path)) == said
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"])
-def test_an_empty_file_is_named(tmp_path, content):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(content)
-    assert error_of(path) == f"{path} is empty; name a file with a record per line."
+    if content is not None:
+        path.write_bytes(content)
+    assert error_of(path) == error_of(str(path)) == f"{path} {said}"
 
 
 def test_a_parquet_file_without_rows_is_named(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"question": pa.array([], pa.string())}), path)
     assert error_of(path) == f"{path} has no rows; name a file with a record per row."
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz", "a"])
-def test_a_file_of_another_kind_is_named(tmp_path, name):
-    path = tmp_path / name
-    path.write_text("{}")
-    assert error_of(path) == (
-        f"{path} is no .jsonl, .json or .parquet file and no folder; convert it or "
-        "name another."
-    )
-
-
-def test_a_json_array_is_no_file_of_records(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(f"\n{json.dumps(ROWS, indent=1)}")
-    assert error_of(path) == (
-        f"{path} is one JSON array; write an object per line, without commas between "
-        "them."
-    )
 
 
 def test_a_folder_without_data_is_named(tmp_path):
@@ -404,13 +397,6 @@ def test_several_files_are_read_as_one_if_they_are_of_one_kind(tmp_path):
         f"{tmp_path} holds files of .jsonl and .parquet; name those of one kind, as "
         f"{tmp_path}/*.jsonl."
     )
-
-
-def test_the_place_of_a_line_is_its_file_and_its_number_in_it(tmp_path):
-    opened = sources.open_records(line_shards(tmp_path / "all", ROWS))
-    a, c = (tmp_path / "all" / f"{name}.jsonl" for name in "ac")
-    want = [f"{a}:{i}" for i in range(1, 10)] + [f"{c}:{i}" for i in range(1, 15)]
-    assert places(opened) == want
 
 
 @pytest.mark.parametrize("write", [json_lines, parquet])
@@ -620,13 +606,13 @@ def broken_file(path):
 def test_the_first_broken_record_is_raised_with_its_place(tmp_path):
     path = tmp_path / "a.jsonl"
     opened = broken_file(path)
-    assert raised(LayoutError, scan, opened) == (
+    assert message(LayoutError, scan, opened) == (
         f"{path}:3: answer is missing, the record has the keys question; mend the "
         "record, name its fields with layouts.fields, or --set task.on_error=skip. "
         f"2 of 4 records are broken, also\n{path}:4: not a JSON object (Expecting "
         "value at column 13)"
     )
-    said = raised(RecordError, scan, opened, partial(layouts.fields, answer=None))
+    said = message(RecordError, scan, opened, partial(layouts.fields, answer=None))
     assert said.startswith(f"{path}:4: not a JSON object (Expecting value")
 
 
@@ -635,7 +621,7 @@ def test_of_many_broken_records_ten_are_named_and_all_counted(tmp_path):
     path.write_text((json.dumps(ROWS[0]) + "\n{\n") * 12)
     opened, measured = sources.open_records(path), []
     told = {"measure": lambda problem: measured.append(problem) or 1}
-    said = raised(RecordError, scan, opened, **told)
+    said = message(RecordError, scan, opened, **told)
     first, *others, last = said.splitlines()
     assert first.startswith(f"{path}:2: not a JSON object (")
     assert first.endswith("skip. 12 of 24 records are broken, also")
@@ -685,7 +671,7 @@ def test_a_record_that_is_not_laid_out_as_its_file_is_told_by_its_line(
     path = json_lines(tmp_path / "a.jsonl", rows)
     opened = sources.open_records(path)
     layout = sources.resolved_layout(opened, layouts.detect)
-    assert raised(LayoutError, scan, opened, layout) == (
+    assert message(LayoutError, scan, opened, layout) == (
         f"{path}:{line}: {said}; mend the record, name its fields with "
         f"layouts.fields, {SKIP}"
     )
@@ -718,7 +704,7 @@ def test_what_a_layout_of_ones_own_raises_is_said_with_the_place(opened):
     def own(record):
         return Problem(record["what"])
 
-    said = raised(LayoutError, scan, opened, own)
+    said = message(LayoutError, scan, opened, own)
     assert said.partition(" 23 of 23 records are broken")[0] == (
         f"{places(opened)[0]}: the layout failed (KeyError: 'what'); mend it or the "
         "record, or --set task.on_error=skip."
@@ -727,7 +713,7 @@ def test_what_a_layout_of_ones_own_raises_is_said_with_the_place(opened):
 
 def test_what_is_no_problem_is_a_broken_record_with_its_place(opened):
     """As what a layout raises, and as a text that the tokenizer refuses."""
-    said = raised(LayoutError, scan, opened, lambda record: None)
+    said = message(LayoutError, scan, opened, lambda record: None)
     assert said.startswith(
         f"{places(opened)[0]}: the layout failed (TypeError: it gives a NoneType, and "
     )
@@ -772,20 +758,16 @@ def test_numbers_of_parquet_are_those_that_were_written(tmp_path):
     assert questions(index) == ["Two?"]
 
 
-def lines_of(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def test_names_of_splits_and_kinds_are_told_in_any_case(tmp_path):
     for name, rows in (("Train.jsonl", ROWS[:2]), ("TEST.JSONL", ROWS[2:3])):
-        lines_of(tmp_path / name, rows)
+        json_lines(tmp_path / name, rows)
     for split, count in (("train", 2), ("test", 1)):
         assert len(sources.open_records(tmp_path, split=split)) == count
 
 
 def test_a_folder_with_the_page_of_another_library_is_told_in_a_sentence(tmp_path):
     (tmp_path / "dataset_info.json").write_text('{"builder_name": "json"}')
-    lines_of(tmp_path / "train.jsonl", ROWS)
+    json_lines(tmp_path / "train.jsonl", ROWS)
     assert "is not of tensorflow-datasets (" in error_of(tmp_path)
 
 
@@ -817,7 +799,7 @@ def test_a_file_that_breaks_under_the_scan_is_named(tmp_path):
 def test_if_nothing_is_left_it_is_said_why(tmp_path, options, counted, fix):
     path = json_lines(tmp_path / "a.jsonl", [*ROWS[:3], ROWS[1]])
     opened = sources.open_records(path)
-    assert raised(SourceError, scan, opened, on_error="skip", **options) == (
+    assert message(SourceError, scan, opened, on_error="skip", **options) == (
         f"{path} has 4 records and none is left: {counted}; {fix}."
     )
 
@@ -846,7 +828,7 @@ def test_problems_that_take_half_the_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "ram", lambda: 2 * 20_000 * 10)
     assert len(scan(opened).problems) == 9
     monkeypatch.setattr(machine, "ram", lambda: 2 * 20_000 * 5)
-    assert raised(SourceError, scan, opened) == (
+    assert message(SourceError, scan, opened) == (
         f"the first 5 problems of {tmp_path / 'a.jsonl'} take half the memory of this "
         "machine; name fewer files, or fields of them with layouts.fields."
     )
