@@ -2,11 +2,31 @@
 
 import contextlib
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def ran(
+    *words: object, cwd: Path = ROOT, timeout: float | None = None, **env: str
+) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of Python with these words, in a process."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+        cwd=cwd,
+        timeout=timeout,
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def printed(command: Callable[..., int], *argv: object) -> tuple[int, str, str]:

@@ -1,15 +1,13 @@
 """What benchmarks compare with, and that the command for a GPU runs to its end."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import ROOT
+from outputs import ran
 
 from benchmarks import attention, gpu, plain, workload
 from benchmarks.workload import WORKLOADS
@@ -65,13 +63,6 @@ def test_attention_is_measured_by_what_the_device_has(capsys):
 
 
 def test_without_a_gpu_it_says_what_is_missing():
-    done = subprocess.run(
-        (sys.executable, "-m", "benchmarks.gpu"),
-        *(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("JAX finds no NVIDIA GPU here")
-    assert not done.stdout
+    status, out, err = ran("-m", "benchmarks.gpu")
+    assert (status, out) == (2, "")
+    assert err.startswith("JAX finds no NVIDIA GPU here")

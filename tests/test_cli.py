@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from outputs import ran
 from small import get_config
 
 from curax import __main__ as commands
@@ -32,15 +33,10 @@ def test_help_comes_at_once(name):
         "atexit.register(lambda: print(heavy & {*sys.modules})); "
         f"{name}.main()"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert shown.stdout.startswith(f"usage: python -m curax.{name} ")
-    assert shown.stdout.endswith("\nset()\n")
+    status, shown, _ = ran("-c", code)
+    assert status == 0
+    assert shown.startswith(f"usage: python -m curax.{name} ")
+    assert shown.endswith("\nset()\n")
 
 
 # Prints until its reader has gone, and on; what it was to do is done.
@@ -121,15 +117,12 @@ sys.exit(main())
 @pytest.mark.first(1)
 @pytest.mark.parametrize("terminal", ["ascii", "ascii:strict", "latin-1"])
 def test_a_path_in_another_script_ends_nothing_where_a_terminal_lacks_it(terminal):
-    done = subprocess.run(
-        [sys.executable, "-X", "utf8", "-c", ELSEWHERE],
-        capture_output=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": terminal},
+    name = "прогон".encode("ascii", "backslashreplace").decode()
+    assert ran("-X", "utf8", "-c", ELSEWHERE, PYTHONIOENCODING=terminal) == (
+        2,
+        f"begins in {name}\nWritten: {name}/\\u03c0.html\n",
+        f"curax.train: {name} is there already.\n",
     )
-    name = "прогон".encode("ascii", "backslashreplace")
-    assert done.returncode == 2
-    assert done.stdout == b"begins in %b\nWritten: %b/\\u03c0.html\n" % (name, name)
-    assert done.stderr == b"curax.train: %b is there already.\n" % name
 
 
 AGAIN = """
@@ -147,15 +140,10 @@ print(again("train", ["a b", "--resume"]))
 )
 def test_the_command_to_go_on_has_options_of_the_interpreter(run, begin, tmp_path):
     (tmp_path / "told.py").write_text(AGAIN)
-    shown = subprocess.run(
-        [sys.executable, *run.split()],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},
-    )
-    assert shown.stdout == f"{sys.executable} {begin} curax.train 'a b' --resume\n"
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    status, shown, _ = ran(*run.split(), cwd=tmp_path, PYTHONPATH=path)
+    assert status == 0
+    assert shown == f"{sys.executable} {begin} curax.train 'a b' --resume\n"
 
 
 # A Ctrl-C comes inside of a callback of the garbage collector, which JAX has as well.
@@ -180,13 +168,7 @@ sys.exit(main())
 
 
 def test_an_interrupt_that_comes_while_garbage_is_collected_is_heard():
-    done = subprocess.run(
-        [sys.executable, "-c", COLLECTING],
-        capture_output=True,
-        timeout=30,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+    assert ran("-c", COLLECTING, timeout=30) == (130, "", "")
 
 
 COMPILING = """
@@ -216,13 +198,7 @@ sys.exit(main())
 
 def test_an_interrupt_while_jax_compiles_for_minutes_ends_the_process():
     slow = {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILING],
-        capture_output=True,
-        timeout=30,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | slow,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, b"ended\n", b"")
+    assert ran("-c", COMPILING, timeout=30, **slow) == (130, "ended\n", "")
 
 
 def test_what_else_python_drops_is_told_as_before(monkeypatch):

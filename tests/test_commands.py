@@ -7,11 +7,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 import small
 import terminal
+from outputs import ran
 
 from curax import __main__ as commands
 from curax import config as cf
@@ -57,15 +59,7 @@ def installed(tmp_path_factory):
     shutil.copy(ROOT / "tests" / "kept_programs.py", site)
     (site / "sitecustomize.py").write_text(hidden)
 
-    def run(*words):
-        return subprocess.run(
-            [sys.executable, str(site / "bin" / "curax"), *words],
-            cwd=elsewhere,
-            env=os.environ | {"PYTHONPATH": str(site)},
-            capture_output=True,
-            text=True,
-        )
-
+    run = partial(ran, site / "bin" / "curax", cwd=elsewhere, PYTHONPATH=str(site))
     return run, elsewhere, site
 
 
@@ -85,9 +79,9 @@ def test_the_wheel_has_every_module_and_every_recipe(installed):
 @pytest.mark.long
 def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
     run, elsewhere, site = installed
-    listed = run("recipes")
-    names = [line.split()[0] for line in listed.stdout.splitlines()]
-    assert (listed.returncode, names) == (0, [path.stem for path in RECIPES])
+    status, listed, _ = run("recipes")
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert (status, names) == (0, [path.stem for path in RECIPES])
     sizes = [*small.SIZES.split(), "steps=2", "evaluation.every=2"]
     command = [sys.executable, str(site / "bin" / "curax"), "train", "quickstart"]
     status, told = terminal.run(
@@ -100,23 +94,23 @@ def test_the_wheel_trains_by_the_name_of_a_recipe(installed):
     report = (elsewhere / "runs" / "quickstart" / "report.html").read_text()
     assert templates.NO_PICTURES in html.unescape(report)
     assert "<figure>" not in report
-    shown = run("env").stdout
+    _, shown, _ = run("env")
     assert re.search(rf"^curax +\S+ in {site}/curax$", shown, re.MULTILINE)
-    wrong = run("train", "grpoo")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert run("new", "own", "--from", "gspo").returncode == 0
-    assert run("train", "own", "--print-config").returncode == 0
+    assert run("train", "grpoo") == (
+        2,
+        "",
+        "curax.train: grpoo: there is no such file, nor recipe; did you mean grpo or "
+        "rloo or gspo?\n",
+    )
+    assert run("new", "own", "--from", "gspo")[0] == 0
+    assert run("train", "own", "--print-config")[0] == 0
     (elsewhere / "shop.py").write_text("STEPS = 7")
     (elsewhere / "mine.py").write_text(
         "import curax, shop\n\n\ndef get_config():\n"
         "    return curax.override(curax.load('grpo'), {'steps': shop.STEPS})\n"
     )
-    found = run("train", "mine.py", "--print-config")
-    assert re.search(r"^steps = 7 ", found.stdout, re.MULTILINE), found.stderr
-    assert wrong.stderr == (
-        "curax.train: grpoo: there is no such file, nor recipe; did you mean grpo or "
-        "rloo or gspo?\n"
-    )
+    _, found, err = run("train", "mine.py", "--print-config")
+    assert re.search(r"^steps = 7 ", found, re.MULTILINE), err
 
 
 def test_every_package_is_in_the_wheel():

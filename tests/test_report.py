@@ -8,7 +8,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
-from outputs import printed, refusal
+from outputs import printed, ran, refusal
 from test_folder import lines
 
 from curax import demo, report
@@ -647,23 +646,12 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
         f"assert report.main([{str(tmp_path)!r}, '--title', 'A run']) == 0; "
         "assert not {'jax', 'matplotlib.pyplot'} & sys.modules.keys()"
     )
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (
-        0,
-        f"{tmp_path}/report.html\n",
-        "",
-    )
+    want = (0, f"{tmp_path}/report.html\n", "")
+    assert ran("-W", "error", "-c", program) == want
     assert "<h1>A run</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    module = [sys.executable, "-m", "curax.report", str(tmp_path / "none")]
-    ran = subprocess.run(module, capture_output=True, text=True, check=False)
-    assert ran.returncode == 2
+    status, _, err = ran("-m", "curax.report", tmp_path / "none")
     said = f"curax.report: {tmp_path}/none: no such folder; give the folder of a run.\n"
-    assert ran.stderr == said
+    assert (status, err) == (2, said)
 
 
 # Served, and side by side
@@ -850,10 +838,8 @@ console.log(elements.at.textContent);
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_a_page_that_was_opened_before_any_completion_follows_the_last_step():
     script = Path(live.__file__).parent / "html" / "browse.js"
-    ran = subprocess.run(
-        ["node", "-e", BROWSE, str(script)], capture_output=True, text=True, check=True
-    )
-    assert ran.stdout == "4 of 4\n"
+    command = ["node", "-e", BROWSE, str(script)]
+    assert subprocess.check_output(command, text=True) == "4 of 4\n"
 
 
 def test_what_was_spent_is_counted_up_to_each_step(tmp_path):

@@ -2,15 +2,13 @@
 
 import importlib.metadata
 import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from outputs import ran
 
-ROOT = Path(__file__).parents[1]
 CHILD = """
 import dataclasses, json, sys
 from curax.config import load, override
@@ -95,17 +93,11 @@ def drawn(folder, place, sizes, **more):
 
 def said(folder, code, *words):
     """JSON that a process prints which has the compiler."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        env=os.environ
-        | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
-        | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},  # a run beside it may compile too
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+    env = {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
+    env |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # a run beside it may compile too
+    status, out, err = ran("-c", code, *words, **env)
+    assert status == 0, err
+    return json.loads(out.splitlines()[-1])
 
 
 @pytest.mark.long
