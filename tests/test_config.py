@@ -147,71 +147,45 @@ def test_the_defaults_are_those_of_the_design():
     assert [shown[name] for name in alone] == [200, 0, 1, False, None, 0.0, None, None]
 
 
-# The least or most of every number, and a value that is beyond it.
+# The least or most of numbers, a value that is beyond it, and the nearest that is not.
+RULES = {
+    ("at least 1", 0, 1): """
+        sampling.group_size sampling.max_tokens sampling.attempts sampling.chunks
+        evaluation.every evaluation.prompts evaluation.samples evaluation.window
+        warm_start.steps warm_start.rows warm_start.micro_batches update.epochs
+        update.minibatches update.micro_batches update.length_buckets update.patience
+        logging.every logging.checkpoint_every logging.keep pilot.draws pilot.every
+        stop.round_size hint.levels hint.width hint.writing.max_tokens
+        hint.writing.tries reflection.queries.every reflection.queries.candidates
+        reflection.queries.draws seeds
+    """,
+    ("at least 1", -2, 1): "sampling.prompts",
+    ("greater than 0.0", 0.0, 1.0): """
+        sampling.temperature warm_start.clip_norm update.clip_norm memory.half_life
+        memory.prior.0 memory.prior.1 logging.drift_nats reflection.clip_nats
+    """,
+    ("at least 0", -1, 0): """
+        sampling.top_k sampling.slots sampling.budget evaluation.k evaluation.confidence
+        update.tokens_per_micro_batch update.token_chunk sampling.ahead
+        logging.rollout_prompts reflection.scorer_every steps
+    """,
+    ("greater than 0.0 and at most 1.0", 1.5, 1.0): "sampling.top_p hint.most",
+    ("at least 0.0", -0.5, 0.0): "sampling.cache_gib",
+    ("at least 1, or -1 for all that is left", 0, 1): """
+        mesh.data mesh.fsdp mesh.tensor
+    """,
+    ("at least 0.0", -1.0, 0.0): "hint.writing.temperature entropy_bonus",
+    ("at least 0.0", -0.1, 0.0): """
+        reflection.length_weight reflection.direct reflection.queries.carried
+        kl.coefficient
+    """,
+    ("at least 0 and at most 4294967295", 2**32, 2**32 - 1): "seed",
+}
+NAMES = {rule: names.split() for rule, names in RULES.items()}
+MOST = max(map(len, NAMES.values()))
+# One of each rule comes first.
 BOUNDS = {
-    "sampling.group_size": ("at least 1", 0, 1),
-    "sampling.prompts": ("at least 1", -2, 1),
-    "sampling.max_tokens": ("at least 1", 0, 1),
-    "sampling.temperature": ("greater than 0.0", 0.0, 1.0),
-    "sampling.top_k": ("at least 0", -1, 0),
-    "sampling.top_p": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
-    "sampling.slots": ("at least 0", -1, 0),
-    "sampling.cache_gib": ("at least 0.0", -0.5, 0.0),
-    "sampling.attempts": ("at least 1", 0, 1),
-    "sampling.chunks": ("at least 1", 0, 1),
-    "sampling.budget": ("at least 0", -1, 0),
-    "evaluation.every": ("at least 1", 0, 1),
-    "evaluation.prompts": ("at least 1", 0, 1),
-    "evaluation.samples": ("at least 1", 0, 1),
-    "evaluation.k": ("at least 0", -1, 0),
-    "evaluation.confidence": ("at least 0", -1, 0),
-    "evaluation.window": ("at least 1", 0, 1),
-    "warm_start.steps": ("at least 1", 0, 1),
-    "warm_start.rows": ("at least 1", 0, 1),
-    "warm_start.micro_batches": ("at least 1", 0, 1),
-    "warm_start.clip_norm": ("greater than 0.0", 0.0, 1.0),
-    "update.epochs": ("at least 1", 0, 1),
-    "update.minibatches": ("at least 1", 0, 1),
-    "update.micro_batches": ("at least 1", 0, 1),
-    "update.clip_norm": ("greater than 0.0", 0.0, 1.0),
-    "update.length_buckets": ("at least 1", 0, 1),
-    "update.tokens_per_micro_batch": ("at least 0", -1, 0),
-    "update.token_chunk": ("at least 0", -1, 0),
-    "update.patience": ("at least 1", 0, 1),
-    "memory.half_life": ("greater than 0.0", 0.0, 1.0),
-    "memory.prior.0": ("greater than 0.0", 0.0, 1.0),
-    "memory.prior.1": ("greater than 0.0", 0.0, 1.0),
-    "sampling.ahead": ("at least 0", -1, 0),
-    "mesh.data": ("at least 1, or -1 for all that is left", 0, 1),
-    "mesh.fsdp": ("at least 1, or -1 for all that is left", 0, 1),
-    "mesh.tensor": ("at least 1, or -1 for all that is left", 0, 1),
-    "logging.every": ("at least 1", 0, 1),
-    "logging.rollout_prompts": ("at least 0", -1, 0),
-    "logging.checkpoint_every": ("at least 1", 0, 1),
-    "logging.keep": ("at least 1", 0, 1),
-    "logging.drift_nats": ("greater than 0.0", 0.0, 1.0),
-    "pilot.draws": ("at least 1", 0, 1),
-    "pilot.every": ("at least 1", 0, 1),
-    "stop.round_size": ("at least 1", 0, 1),
-    "hint.levels": ("at least 1", 0, 1),
-    "hint.width": ("at least 1", 0, 1),
-    "hint.most": ("greater than 0.0 and at most 1.0", 1.5, 1.0),
-    "hint.writing.max_tokens": ("at least 1", 0, 1),
-    "hint.writing.temperature": ("at least 0.0", -1.0, 0.0),
-    "hint.writing.tries": ("at least 1", 0, 1),
-    "reflection.clip_nats": ("greater than 0.0", 0.0, 1.0),
-    "reflection.scorer_every": ("at least 0", -1, 0),
-    "reflection.length_weight": ("at least 0.0", -0.1, 0.0),
-    "reflection.direct": ("at least 0.0", -0.1, 0.0),
-    "reflection.queries.every": ("at least 1", 0, 1),
-    "reflection.queries.candidates": ("at least 1", 0, 1),
-    "reflection.queries.draws": ("at least 1", 0, 1),
-    "reflection.queries.carried": ("at least 0.0", -0.1, 0.0),
-    "kl.coefficient": ("at least 0.0", -0.1, 0.0),
-    "entropy_bonus": ("at least 0.0", -1.0, 0.0),
-    "steps": ("at least 0", -1, 0),
-    "seed": ("at least 0 and at most 4294967295", 2**32, 2**32 - 1),
-    "seeds": ("at least 1", 0, 1),
+    each[i]: rule for i in range(MOST) for rule, each in NAMES.items() if each[i:]
 }
 
 
