@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import tiny
 from contracts import close
-from test_law import composed
 from test_truncated import (
     LOG_PI,
     LOGITS,
     MASK,
     OF_PI,
     PI,
+    PLAIN,
     RIGHT,
     ROW,
     SCORES,
@@ -28,7 +28,7 @@ from test_truncated import (
     of_tokens,
 )
 
-from curax import advantage, aggregate, loss, off_policy
+from curax import off_policy
 from curax.config import override
 from curax.monitors import mismatch
 from curax.step import optimise
@@ -201,14 +201,8 @@ def batch(now):
 
 def values(now, **fields):
     """Loss of each token of a step's update, and its gradient in the log-prob."""
-    plain = composed(
-        1,
-        advantage=advantage.raw,
-        loss=loss.clipped_ratio,
-        aggregate=partial(aggregate.constant_length, length=2),
-    )
     rows, logp = batch(now)
-    value = optimise.token_loss(override(plain, fields))
+    value = optimise.token_loss(override(PLAIN, fields))
 
     def total(logp):
         each = value(logp, jnp.zeros_like(logp), rows)

@@ -13,6 +13,7 @@ import optax
 import pytest
 import tiny
 from contracts import close
+from outputs import message
 
 from curax import allocate, loss, memory, rollout, update
 from curax.arrays import choice, lines, micro_batches
@@ -138,9 +139,7 @@ def test_a_vocabulary_that_does_not_divide_is_copied():
 def test_a_dimension_that_does_not_divide_is_refused_in_a_sentence():
     odd = tiny.model(vocab_size=V, mlp_width=25)
     shapes = jax.eval_shape(odd.init, jax.random.key(0))
-    with pytest.raises(ConfigError) as caught:
-        mesh.of_params(cube(), odd.axes, shapes)
-    assert str(caught.value) == (
+    assert message(ConfigError, mesh.of_params, cube(), odd.axes, shapes) == (
         "mesh.tensor=2 does not divide the 25 of parameter ['layers']['0']['down']"
         "['kernel'], (25, 16); set mesh.tensor to 1."
     )
@@ -161,9 +160,7 @@ def test_minus_one_takes_the_devices_that_the_other_axes_leave():
         made = mesh.make(Sizes(**dict(zip(mesh.AXES, typed, strict=True))))
         assert made
         assert made.axis_sizes == want
-    with pytest.raises(ConfigError) as caught:
-        mesh.make(Sizes(data=3, fsdp=-1))
-    assert str(caught.value) == (
+    assert message(ConfigError, mesh.make, Sizes(data=3, fsdp=-1)) == (
         "mesh.data=3 x mesh.fsdp=-1 x mesh.tensor=1 shares out 8 devices, which 3 does "
         "not divide; set the sizes that are not -1 so that their product is 2."
     )
@@ -241,38 +238,16 @@ def test_statistics_lie_like_parameters_whatever_tree_they_are_of(name):
 
 
 def draw_and_differentiate(params):
-    rows = rollout.sample(
-        MODEL,
-        params,
-        tiny.CONTEXTS,
-        FEW,
-        jax.random.key(1),
-        tiny.settings(slots=4),
-    )
-    batch = tiny.batch(
-        rows.mask,
-        rows.logp_policy,
-        tokens=rows.tokens,
-        context=rows.context,
-        credit=jnp.linspace(-1.0, 1.0, rows.mask.size).reshape(rows.mask.shape),
-        logp_old=rows.logp_policy - 0.1,
-    )
+    def known(rows):
+        return {"logp": rows.logp_policy, "logp_old": rows.logp_policy - 0.1}
 
     def token_loss(logp, entropy, rows):
         value = loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
         return value - 0.01 * entropy
 
-    value, grads, own = update.gradient(
-        MODEL,
-        params,
-        tiny.CONTEXTS,
-        batch,
-        jnp.where(rows.mask, 0.1, 0.0),
-        token_loss,
-        update.Settings(micro_batches=2, token_chunk=6),
-        still_old=False,
-    )
-    return rows, value, grads, own
+    how = update.Settings(micro_batches=2, token_chunk=6)
+    drawn = MODEL, params, FEW, tiny.settings(slots=4)
+    return tiny.draw_and_differentiate(*drawn, known, token_loss, how)
 
 
 def test_sampling_and_gradients_on_eight_devices_are_those_on_one():

@@ -16,6 +16,7 @@ from contracts import close
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from outputs import message
 
 from curax import allocate, rollout, stop, update
 from curax.arrays import cache_sizes, choice, queues
@@ -171,12 +172,9 @@ def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
     wants = {0: 9, 1e9: 9, 2 * (30 + 14): 8, 2 * (30 + 14) - 1: 4, 2 * (30 + 7): 4}
     for bound, want in wants.items():
         assert where.slots(9, bound=bound, token=2.0) == want
-    with pytest.raises(ConfigError) as caught:
-        where.slots(9, bound=2.0 * 36, token=2.0)
-    assert str(caught.value).startswith("sampling.cache_gib leaves 6.706e-08 GiB for")
-    assert "completion of 7 tokens beside 6 prompts of 10 takes 6.899e-08; set" in str(
-        caught.value
-    )
+    said = message(ConfigError, where.slots, 9, bound=2.0 * 36, token=2.0)
+    assert said.startswith("sampling.cache_gib leaves 6.706e-08 GiB for")
+    assert "completion of 7 tokens beside 6 prompts of 10 takes 6.899e-08; set" in said
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -208,14 +206,7 @@ def test_a_context_may_serve_several_prompts():
 
 @pytest.mark.long
 def test_a_context_is_read_once_and_a_slot_is_never_idle_while_rows_wait():
-    shapes, steps = [], []
-
-    def spy(params, tokens, *rest):
-        shapes.append(tokens.shape)
-        jax.debug.callback(lambda: steps.append(tokens.shape))
-        return tiny.MODEL.features(params, tokens, *rest)
-
-    spied = dataclasses.replace(tiny.MODEL, features=spy)
+    spied, shapes, steps = tiny.spied(tiny.MODEL)
     draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(slots=1)))
     rows = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     jax.effects_barrier()
@@ -554,17 +545,13 @@ def test_slots_of_a_prompt_that_stopped_go_to_others_at_once():
 
     Lanes of one program ask a verifier at every token: of what has ended alone.
     """
-    steps, asked = [], []
-
-    def spy(params, tokens, *rest):
-        jax.debug.callback(lambda: steps.append(tokens.shape))
-        return SHALLOW.features(params, tokens, *rest)
+    asked = []
 
     def of(prompt, tokens, mask):
         jax.debug.callback(lambda mask: asked.append(mask.any(-1).sum()), mask)
         return says(prompt, tokens, mask)
 
-    spied = dataclasses.replace(SHALLOW, features=spy)
+    spied, _, steps = tiny.spied(SHALLOW)
     stopping = rollout.Stopping(met=stop.positives, outcome=of, size=1, most=MOST)
     options = {"slots": 1, "stopping": stopping}
     draw = jax.jit(partial(rollout.sample, spied, how=tiny.settings(**options)))

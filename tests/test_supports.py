@@ -18,7 +18,7 @@ from test_rollout import naive_cut
 from test_update import spread
 
 import curax
-from curax import loss, off_policy, rollout, score, update
+from curax import loss, off_policy, score, update
 from curax.arrays import choice, masked, supports
 from curax.config import ConfigError, Mesh, override
 from curax.runs import cache as held
@@ -183,35 +183,20 @@ def params():
 
 def draw_and_differentiate(form, params):
     """Rows, log-probs within what they were drawn from, and a gradient within it."""
-    how = tiny.settings(slots=4, temperature=1.5, support=True, **FORMS[form])
-    key = jax.random.key(1)
-    rows = rollout.sample(POLICY, params, tiny.CONTEXTS, tiny.ROWS, key, how)
-    batch = tiny.batch(
-        rows.mask,
-        rows.logp_behaviour,
-        tokens=rows.tokens,
-        context=rows.context,
-        credit=jnp.linspace(-1.0, 1.0, rows.mask.size).reshape(rows.mask.shape),
-        support=rows.support,
-    )
+
+    def known(rows):
+        return {"logp": rows.logp_behaviour, "support": rows.support}
 
     def token_loss(logp, entropy, rows):
         value = loss.clipped_ratio(logp, rows.logp_old, rows.credit, rows.mask)
         return jnp.where(rows.mask, value - 0.1 * entropy, 0.0)
 
-    value, grads, own = update.gradient(
-        POLICY,
-        params,
-        tiny.CONTEXTS,
-        batch,
-        jnp.where(rows.mask, 0.1, 0.0),
-        token_loss,
-        update.Settings(
-            temperature=1.5, micro_batches=2, token_chunk=6, length_buckets=2
-        ),
-        still_old=False,
+    how = tiny.settings(slots=4, temperature=1.5, support=True, **FORMS[form])
+    settings = update.Settings(
+        temperature=1.5, micro_batches=2, token_chunk=6, length_buckets=2
     )
-    return rows, value, grads, own
+    drawn = POLICY, params, tiny.ROWS, how
+    return tiny.draw_and_differentiate(*drawn, known, token_loss, settings)
 
 
 @cache

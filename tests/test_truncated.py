@@ -74,16 +74,18 @@ def grad(weight):
     return np.einsum("y,ytrv->rv", weight * OF_PI, SCORES)
 
 
+PLAIN = composed(
+    1,
+    advantage=advantage.raw,
+    loss=loss.clipped_ratio,
+    aggregate=partial(aggregate.constant_length, length=2),
+)
+
+
 @cache
 def weights(rule):
     """`[Y, T]`: what the loss of a step multiplies the score of each token with."""
-    plain = composed(
-        1,
-        advantage=advantage.raw,
-        loss=loss.clipped_ratio,
-        aggregate=partial(aggregate.constant_length, length=2),
-    )
-    config = override(plain, {"sampling.off_policy": rule})
+    config = override(PLAIN, {"sampling.off_policy": rule})
     old = np.float32(of_tokens(LOG_PI))
     behaviour = of_tokens(np.where(KEPT, LOG_MU, 0))
     rows = tiny.batch(MASK & DRAWN[:, None], old, logp_behaviour=behaviour)

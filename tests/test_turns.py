@@ -112,14 +112,7 @@ def test_slots_refill_while_others_are_in_the_middle_of_a_turn(slots):
 @pytest.mark.long
 def test_rows_are_read_a_token_a_step_whoever_wrote_them():
     """No program of a turn, no slot that waits: steps of one slot are tokens."""
-    shapes, steps = [], []
-
-    def spy(params, tokens, *rest):
-        shapes.append(tokens.shape)
-        jax.debug.callback(lambda: steps.append(tokens.shape))
-        return tiny.MODEL.features(params, tokens, *rest)
-
-    spied = dataclasses.replace(tiny.MODEL, features=spy)
+    spied, shapes, steps = tiny.spied(tiny.MODEL)
     rows = turning.sampler(1, spied)(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
     jax.effects_barrier()
     assert set(shapes) == {(3, tiny.P), (1, 1)}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from curax import allocate, rollout
+from curax import allocate, rollout, update
 from curax.arrays import masked
 from curax.models import softmax, transformer
 from curax.step.states import Warm
@@ -50,6 +50,18 @@ def in_pieces(size):
             patch.setattr(masked, "PIECE", 0)
             patch.setattr(masked, "LANES", size)
         yield
+
+
+def spied(policy):
+    """The policy; shapes of the tokens that it is traced with; those it is run with."""
+    traced, run = [], []
+
+    def features(params, tokens, *rest):
+        traced.append(tokens.shape)
+        jax.debug.callback(lambda: run.append(tokens.shape))
+        return policy.features(params, tokens, *rest)
+
+    return dataclasses.replace(policy, features=features), traced, run
 
 
 def table(*, vocab_size):
@@ -144,6 +156,28 @@ def batch(mask, logp, **known):
     rows |= {"context": np.arange(len(mask), dtype=np.int32), "multiplier": ones}
     rows |= {"logp_behaviour": logp, "logp_policy": logp, "logp_old": logp}
     return Batch(mask=mask, **rows | {"logp_ref": None} | known)
+
+
+def draw_and_differentiate(policy, params, asked, how, known, token_loss, settings):
+    """Rows of a policy; loss, gradient and log-probs of an update on them.
+
+    Args:
+        policy: a model.
+        params: its parameters.
+        asked: rows to draw.
+        how: settings of the sampler.
+        known: fields of `batch` from the rows that were drawn.
+        token_loss: `(logp, entropy, rows) ->` what each token costs.
+        settings: of the update.
+    """
+    rows = rollout.sample(policy, params, CONTEXTS, asked, jax.random.key(1), how)
+    credit = jnp.linspace(-1.0, 1.0, rows.mask.size).reshape(rows.mask.shape)
+    known = {"context": rows.context, "credit": credit} | known(rows)
+    to_train = batch(rows.mask, tokens=rows.tokens, **known)
+    weight = jnp.where(rows.mask, 0.1, 0.0)
+    arrays = params, CONTEXTS, to_train, weight
+    found = update.gradient(policy, *arrays, token_loss, settings, still_old=False)
+    return rows, *found
 
 
 def warm(policy, seed=0):
