@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from outputs import message
 from test_loops import STEPS, STOPPED, TINY, assert_same, trained, warmed
 
 from curax import allocate, library, memory, score
@@ -349,18 +350,14 @@ SAID = {
 
 @pytest.mark.parametrize("word", SAID)
 def test_what_cannot_be_drawn_ahead_is_said(word):
-    with pytest.raises(ConfigError) as caught:
-        override(AHEAD, [word])
-    assert str(caught.value) == SAID[word]
+    assert message(ConfigError, override, AHEAD, [word]) == SAID[word]
 
 
 def test_a_method_that_chooses_prompts_cannot_know_them_a_step_ahead():
     def choosing():
         return Method(name="mine", choose=lambda drive, parts, state, what: None)
 
-    with pytest.raises(ValueError, match="chooses") as caught:
-        build(replace(AHEAD, methods=(choosing,)))
-    assert str(caught.value) == (
+    assert message(ValueError, build, replace(AHEAD, methods=(choosing,))) == (
         "sampling.ahead=1 draws the next prompts of the data before a step ends, and "
         "mine chooses them by what it brought; set sampling.ahead to 0."
     )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from outputs import message
 
 from curax import (
     advantage,
@@ -104,9 +105,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("call", REFUSED, ids=range(len(REFUSED)))
 def test_what_is_refused_is_named_with_the_function_in_one_sentence(call):
-    with pytest.raises(AssertionError) as caught:
-        call()
-    said = str(caught.value)
+    said = message(AssertionError, call)
     assert said.startswith(REFUSED[call])
     assert said.endswith(".")
     assert "\n" not in said
@@ -211,9 +210,10 @@ def test_arguments_are_checked_by_name_and_by_place():
         ({"exists": None}, "exists is no array ("),
         ({"least": 0}, "least is 0 and must be at least 1; set it to 1."),
     ):
-        with pytest.raises(AssertionError) as caught:
-            mine(**({"reward": REWARD, "exists": TRUE} | given))
-        assert str(caught.value).startswith(f"{__name__}.mine: {says}")
+        said = message(
+            AssertionError, mine, **{"reward": REWARD, "exists": TRUE} | given
+        )
+        assert said.startswith(f"{__name__}.mine: {says}")
     with pytest.raises(AssertionError, match=r"mask has shape \(3,\) .* \[..., M, T\]"):
         aggregate.token_mean(TRUE[0])
     with pytest.raises(AssertionError, match=r"has shape \(3,\) .* \[..., B, G\]"):

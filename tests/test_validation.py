@@ -12,6 +12,7 @@ import pytest
 import small
 import tiny
 from contracts import close
+from outputs import message
 
 from curax import allocate, loss
 from curax.config import KL, ConfigError, Evaluation
@@ -163,9 +164,8 @@ def test_a_function_that_fails_is_told_with_its_completion(sentence):
     classify, opening = SENTENCES[sentence]
     some = rows([opening] * 8)
     some.tokens[..., -1] = 3
-    with pytest.raises(validation.FormatError) as caught:
-        validation.formats(parts(classify), some)
-    assert str(caught.value) == sentence
+    call = validation.formats, parts(classify), some
+    assert message(validation.FormatError, *call) == sentence
 
 
 def test_of_a_long_completion_its_beginning_is_told():
