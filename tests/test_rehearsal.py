@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from outputs import message
 
 from curax import advantage, downsample, gate, loss, modulate, objective, reward
 from curax.config import KL, ConfigError, Stop, load
@@ -128,6 +129,14 @@ HUNDRED, MINUS, HALVES, WIDE = (
     counts(4),
 )
 MEND = "; mend the function, or name another."
+
+
+def gives(field: str, function: Any, what: str, wanted: str = "") -> tuple:
+    """A stage that gives what it must not, and what is said of it."""
+    rule = f", and {field} must give {wanted}" if wanted else ", which is not finite"
+    return {field: function}, f"{of(field, function)} gives {what}{rule}{MEND}"
+
+
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "too many": (
         {"allocate": HUNDRED},
@@ -139,11 +148,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         f"{of('allocate', MINUS)} gives a prompt -1 completions, and must give from 0 "
         f"to sampling.group_size=4{MEND}",
     ),
-    "no integers": (
-        {"allocate": HALVES},
-        f"{of('allocate', HALVES)} gives float32 [4], and allocate must give integer "
-        f"[4]{MEND}",
-    ),
+    "no integers": gives("allocate", HALVES, "float32 [4]", "integer [4]"),
     "over budget": (
         {"allocate": WIDE, "sampling": replace(CONFIG.sampling, budget=10)},
         f"{of('allocate', WIDE)} gives 16 completions to 4 prompts, and a step has 10, "
@@ -161,11 +166,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"gate": everything},
         f"gate={HERE}.everything lets completions train that do not exist{MEND}",
     ),
-    "a gate ajar": (
-        {"gate": unsure},
-        f"gate={HERE}.unsure gives float32 [4, 4], and gate must give bool [4, 4]"
-        f"{MEND}",
-    ),
+    "a gate ajar": gives("gate", unsure, "float32 [4, 4]", "bool [4, 4]"),
     "what was closed": (
         {"gate": gate.zero_variance, "downsample": reopened},
         f"downsample={HERE}.reopened keeps what the gate has closed{MEND}",
@@ -175,29 +176,13 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         f"downsample={HERE}.all_of_them keeps 4 completions of a prompt, and its m is "
         f"2{MEND}",
     ),
-    "a division by none right": (
-        {"correct": by_rate},
-        f"correct={HERE}.by_rate gives inf, which is not finite{MEND}",
+    "a division by none right": gives("correct", by_rate, "inf"),
+    "an infinite weight": gives("objective", inverse, "inf"),
+    "a list": gives("objective", of_lists, "a list that is no array", "float [4, 4]"),
+    "no advantage of each": gives(
+        "advantage", of_groups, "float32 [4]", "float [4, 4]"
     ),
-    "an infinite weight": (
-        {"objective": inverse},
-        f"objective={HERE}.inverse gives inf, which is not finite{MEND}",
-    ),
-    "a list": (
-        {"objective": of_lists},
-        f"objective={HERE}.of_lists gives a list that is no array, and objective must "
-        f"give float [4, 4]{MEND}",
-    ),
-    "no advantage of each": (
-        {"advantage": of_groups},
-        f"advantage={HERE}.of_groups gives float32 [4], and advantage must give float "
-        f"[4, 4]{MEND}",
-    ),
-    "no return": (
-        {"advantage": forgotten},
-        f"advantage={HERE}.forgotten gives nothing, and advantage must give float "
-        f"[4, 4]{MEND}",
-    ),
+    "no return": gives("advantage", forgotten, "nothing", "float [4, 4]"),
     "no such attribute": (
         {"advantage": misspelt},
         f"advantage={HERE}.misspelt fails at {__file__}:LINE (AttributeError: ",
@@ -206,27 +191,12 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
         {"objective": partial(objective.prompt_weight, f=of_no_rate)},
         f"objective.f={HERE}.of_no_rate fails at {__file__}:LINE (AttributeError: ",
     ),
-    "a reward without end": (
-        {"shape_reward": lengths},
-        f"shape_reward={HERE}.lengths gives inf, which is not finite{MEND}",
-    ),
-    "a loss of rows": (
-        {"loss": of_rows},
-        f"loss={HERE}.of_rows gives float32 [4], and loss must give float [4, 6]{MEND}",
-    ),
-    "a loss of nothing by nothing": (
-        {"loss": exploding},
-        f"loss={HERE}.exploding gives -inf, which is not finite{MEND}",
-    ),
-    "weights of rows": (
-        {"aggregate": by_row},
-        f"aggregate={HERE}.by_row gives float32 [4], and aggregate must give float "
-        f"[4, 6]{MEND}",
-    ),
-    "multipliers that are none": (
-        {"modulate": a_mask},
-        f"modulate={HERE}.a_mask gives bool [4, 6], and modulate must give float "
-        f"[4, 6]{MEND}",
+    "a reward without end": gives("shape_reward", lengths, "inf"),
+    "a loss of rows": gives("loss", of_rows, "float32 [4]", "float [4, 6]"),
+    "a loss of nothing by nothing": gives("loss", exploding, "-inf"),
+    "weights of rows": gives("aggregate", by_row, "float32 [4]", "float [4, 6]"),
+    "multipliers that are none": gives(
+        "modulate", a_mask, "bool [4, 6]", "float [4, 6]"
     ),
     "a rule of completions": (
         {"stop": Stop(rule=one_by_one, round_size=2)},
@@ -247,9 +217,7 @@ def test_neither_training_nor_the_xray_accepts_what_breaks_a_promise(case):
     changed, says = BROKEN[case]
     config = replace(CONFIG, **changed)
     for looks in (run.make_loop, partial(summary.summarise, population=EVEN)):
-        with pytest.raises(ConfigError) as caught:
-            looks(config)
-        line, _, rest = str(caught.value).partition(f"{__file__}:")
+        line, _, rest = message(ConfigError, looks, config).partition(f"{__file__}:")
         if rest:  # which line it is does not matter here
             line += f"{__file__}:LINE {rest.partition(' ')[2]}"
         assert line.startswith(says)
@@ -322,9 +290,8 @@ def test_a_verifier_gives_a_number_for_each_completion(outcome, given):
     prompts: Any = SimpleNamespace(target=np.zeros(2))
     rows = np.zeros(3, np.int32)
     rollouts: Any = SimpleNamespace(prompt=rows, tokens=rows, mask=rows, turns=None)
-    with pytest.raises(ValueError, match=r"task.verify gives") as caught:
-        reward.on_device(task, prompts, rollouts)
-    assert f"gives {given}, and must give float [3], an" in str(caught.value)
+    said = message(ValueError, reward.on_device, task, prompts, rollouts)
+    assert f"task.verify gives {given}, and must give float [3], an" in said
 
 
 def shared(spread, mask):
@@ -399,9 +366,7 @@ def test_functions_of_rewards_by_references_are_held_to_their_promises():
             "pilot.norm=",
         ),
     ):
-        with pytest.raises(ConfigError) as caught:
-            call()
-        assert str(caught.value).startswith(says)
+        assert message(ConfigError, call).startswith(says)
 
 
 def test_an_installed_curax_names_its_own_line(monkeypatch):
