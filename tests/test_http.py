@@ -43,6 +43,12 @@ def graded(grader, checks):
         return some.grade(checks)
 
 
+def served(behave, checks, **options):
+    """The verdicts of a server that behaves so, and what it was asked."""
+    with serve(behave) as server:
+        return graded(partial(graders.http, url=server.url, **options), checks), server
+
+
 def numbered(count):
     return [("2 + 2", str(n), "4") for n in range(count)]
 
@@ -77,17 +83,17 @@ def test_at_most_so_many_are_asked_at_the_same_time():
         time.sleep(0.05)
         reply(handler, body={"outcomes": [1.0]})
 
-    with serve(slowly) as server:
-        grader = partial(graders.http, url=server.url, parallel=3)
-        assert graded(grader, numbered(20)) == [1.0] * 20
+    said, server = served(slowly, numbered(20), parallel=3)
+    assert said == [1.0] * 20
     assert server.most == 3
 
 
 def test_what_is_no_json_costs_its_own_completion():
     checks = [("", "0", "4"), ("", "1", {4}), ("", "2", float("nan"))]
     checks += [("", "\ud800", "4"), ("", "0", {"a": [1, None]})]
-    with serve(lambda h, body, n: reply(h, body={"outcomes": [0.5]})) as server:
-        one, two, three, *others = graded(partial(graders.http, url=server.url), checks)
+    half = {"outcomes": [0.5]}
+    said, _ = served(lambda handler, body, n: reply(handler, body=half), checks)
+    one, two, three, *others = said
     assert (one, others) == (0.5, [0.5, 0.5])
     assert two.startswith("error: TypeError: ")
     assert three.startswith("error: ValueError: ")
@@ -134,9 +140,8 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie[:24])
 def test_an_answer_that_is_none_is_a_missing_outcome_with_its_reason(lie):
-    with serve(lambda handler, body, n: reply(handler, body=lie)) as server:
-        (said,) = graded(partial(graders.http, url=server.url), numbered(1))
-    assert said == LIES[lie]
+    said, server = served(lambda handler, *_: reply(handler, body=lie), numbered(1))
+    assert said == [LIES[lie]]
     assert len(server.bodies) == 1
 
 
@@ -156,8 +161,7 @@ def test_a_refusal_or_a_redirect_is_neither_repeated_nor_followed(
     def refuse(handler, body, n):
         reply(handler, status, "no such page", **headers)
 
-    with serve(refuse) as server:
-        (got,) = graded(partial(graders.http, url=server.url), numbered(1))
+    (got,), server = served(refuse, numbered(1))
     assert re.fullmatch(said, got)
     assert server.paths == ["/"]
 
@@ -169,9 +173,8 @@ def test_an_answer_without_end_is_cut_off():
         while True:
             handler.wfile.write(b" " * 2**16)
 
-    with serve(endless) as server:
-        (said,) = graded(partial(graders.http, url=server.url), numbered(1))
-    assert said == f"error: a reply of over {http.LARGEST} bytes"
+    said, _ = served(endless, numbered(1))
+    assert said == [f"error: a reply of over {http.LARGEST} bytes"]
 
 
 # ----- a server that dies, or is slow
@@ -210,9 +213,7 @@ def test_what_may_pass_is_asked_again_and_no_more_often_than_stated(failure):
         (by_number if later else fail)(handler, body, n)
 
     begun = time.monotonic()
-    with serve(at_last) as server:
-        grader = partial(graders.http, url=server.url, retries=2)
-        first, second = graded(grader, numbered(2))
+    (first, second), server = served(at_last, numbered(2), retries=2)
     assert first == 0.0
     assert second.startswith(why)
     assert sorted(server.times.values()) == [3, 3]
@@ -220,10 +221,8 @@ def test_what_may_pass_is_asked_again_and_no_more_often_than_stated(failure):
 
 
 def test_a_server_that_asks_for_more_patience_than_there_is_is_not_asked_again():
-    busy = status(429, Retry_After=3600)
-    with serve(busy) as server:
-        (said,) = graded(partial(graders.http, url=server.url), numbered(1))
-    assert (said, len(server.bodies)) == ("error: HTTP 429: busy", 1)
+    said, server = served(status(429, Retry_After=3600), numbered(1))
+    assert (said, len(server.bodies)) == (["error: HTTP 429: busy"], 1)
 
 
 def hang(handler, body, n):
@@ -248,10 +247,8 @@ def test_what_takes_too_long_is_a_timeout_and_the_others_are_graded(slow):
         (slow if slow_one else by_number)(handler, body, n)
 
     begun = time.monotonic()
-    with serve(of_some) as server:
-        grader = partial(graders.http, url=server.url, timeout=1.5)
-        said = graded(grader, numbered(4))
-        assert time.monotonic() - begun < 8.0
+    said, server = served(of_some, numbered(4), timeout=1.5)
+    assert time.monotonic() - begun < 8.0
     assert said == [0.0, "timeout", 1.0, 1.0]
     assert [*server.times.values()] == [1, 1, 1, 1]
 
@@ -280,9 +277,7 @@ def test_a_server_that_answers_most_is_asked_for_all():
         good = int(body["checks"][0]["completion"]) % 3 > 0
         (status(200) if good else status(500))(handler, body, n)
 
-    with serve(often) as server:
-        grader = partial(graders.http, url=server.url, parallel=2, retries=0)
-        said = graded(grader, numbered(60))
+    said, _ = served(often, numbered(60), parallel=2, retries=0)
     assert sum(verdict == "error: HTTP 500: busy" for verdict in said) == 20
     assert sum(verdict == "error: the reply is no JSON: busy" for verdict in said) == 40
 
@@ -351,13 +346,12 @@ def test_the_token_is_sent_and_no_reason_has_it(monkeypatch):
 
     for name in (http.TOKEN, "OF_SANDBOX"):
         monkeypatch.setenv(name, f"{SECRET}\n")
-        with serve(echo) as server:
-            grader = partial(graders.http, url=server.url, token_env=name)
-            one, two = graded(grader, numbered(2))
+        (one, two), server = served(echo, numbered(2), token_env=name)
         assert {*server.tokens} == {f"Bearer {SECRET}"}
         assert one.startswith("error: HTTP 403: xxx")
         assert "sk-" not in one
         assert two == "error: Bearer ***"
+        grader = partial(graders.http, url=server.url, token_env=name)
         assert SECRET not in json.dumps(describe(grader))
 
 
