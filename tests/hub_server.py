@@ -4,8 +4,9 @@ import contextlib
 import hashlib
 import http.server
 import json
-import threading
 from urllib.parse import unquote, urlsplit
+
+import judge_server
 
 COMMITS = {"main": "a" * 40, "later": "b" * 40}
 CUT = 1000  # bytes that are sent of a file whose connection breaks
@@ -117,11 +118,5 @@ def serving(repositories):
     """`(Hub, its address)` of a server that runs in a thread."""
     hub = Hub(repositories)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(hub))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield hub, f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with judge_server.running(server) as url:
+        yield hub, url

@@ -37,6 +37,19 @@ def reply(handler, status=200, body="", **headers):
 
 
 @contextlib.contextmanager
+def running(server):
+    """The address of a server, which answers in a thread."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
 def serve(behave):
     """Serve `behave(handler, body, n)`, n of how many equal requests it is, from 1."""
     asked = Asked()
@@ -74,13 +87,5 @@ def serve(behave):
         def handle_error(self, *_):
             pass
 
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    asked.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with running(Server(("127.0.0.1", 0), Handler)) as asked.url:
         yield asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -1,4 +1,5 @@
 import base64
+import contextlib
 import errno
 import html.parser
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.stats
+from judge_server import running
 from outputs import printed, ran, refusal
 from test_folder import lines
 
@@ -660,16 +662,14 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
 @pytest.fixture
 def serve():
     """Give `(site) -> get`, where `get(path, host=None)` is status and body."""
-    servers = []
+    opened = contextlib.ExitStack()
 
     def start(site):
-        made = live.server(site, "127.0.0.1", 0)
-        servers.append(made)
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        host, port = made.server_address[:2]
+        url = opened.enter_context(running(live.server(site, "127.0.0.1", 0)))
+        port = url.rpartition(":")[2]
 
         def get(path, name="127.0.0.1"):
-            request = urllib.request.Request(f"http://{host}:{port}{path}")
+            request = urllib.request.Request(f"{url}{path}")
             request.add_header("Host", f"{name}:{port}")
             try:
                 with urllib.request.urlopen(request, timeout=60) as answer:
@@ -679,10 +679,8 @@ def serve():
 
         return get
 
-    yield start
-    for made in servers:
-        made.shutdown()
-        made.server_close()
+    with opened:
+        yield start
 
 
 @few
