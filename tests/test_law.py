@@ -163,30 +163,23 @@ def table(n):
     bessel = partial(biased, bessel=True)
     signed, raw = {"advantage": advantage.signed}, {"advantage": advantage.raw}
     keep_two = {"downsample": best, "correct": correct.horvitz_thompson}
+    of_p = (lambda p: 1.0, lambda p: p)
     return {
-        "reward": (composed(n, **raw), lambda p: 1.0, lambda p: p),
+        "reward": (composed(n, **raw), *of_p),
         "sign": (composed(n, **signed), lambda p: 2.0, lambda p: 2 * p),
         "group mean": (
             composed(n),
             lambda p: 1 - 1 / n,
             lambda p: (1 - 1 / n) * p,
         ),
-        "leave one out": (
-            composed(n, advantage=advantage.leave_one_out),
-            lambda p: 1.0,
-            lambda p: p,
-        ),
+        "leave one out": (composed(n, advantage=advantage.leave_one_out), *of_p),
         "grpo": (composed(n, advantage=biased), grpo(n), None),
         "grpo, bessel": (
             composed(n, advantage=bessel),
             lambda p: grpo(n)(p) * np.sqrt((n - 1) / n),
             None,
         ),
-        "raft": (
-            composed(n, **raw, gate=gate.accepted),
-            lambda p: 1.0,
-            lambda p: p,
-        ),
+        "raft": (composed(n, **raw, gate=gate.accepted), *of_p),
         "log": (
             composed(n, objective=log),
             lambda p: (1 - (1 - p) ** (n - 1)) / p,
@@ -824,8 +817,11 @@ def with_a_second_right(at):
 # n draws that the prompt has, the pass rate q that was known of it, the rows R that are
 # trained per prompt, and the config, for its other sizes. Of a recipe with hints it is
 # that of a group under its own context; `test_hinted` joins the levels.
-STATEMENTS = {
-    "ada_est_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
+LAWS = {
+    "ada_est_exact gvm_grpo_exact gvm_raft_exact": (
+        "(1 - (1 - p)^4) / p",
+        log_of_terms,
+    ),
     "ada_est_hybrid_exact": (
         "E[n(q) / sqrt(q)] / 16",
         lambda at: at.n / np.sqrt(at.q) / (2 * at.rows),
@@ -835,59 +831,48 @@ STATEMENTS = {
         root_of_draws,
     ),
     "ada_est_published": ("(E[n(p)] - 1) / 8", lambda at: (at.n - 1) / at.rows),
-    "ada_seq_balanced_exact": ("(1 - (1 - p)^32) / p", log_of_all),
-    "ada_seq_balanced_published": (STOPPED, stopped_and_balanced),
-    "ada_seq_positive_exact": ("(1 - (1 - p)^32) / p", log_of_all),
-    "ada_seq_positive_published": (STOPPED, stopped_and_balanced),
-    "ada_seq_balanced_text": (TEXT, partial(stopped_and_balanced, power=1)),
-    "ada_seq_positive_accepted": ("(1 - (1 - p)^32) / p", log_of_all),
-    "ada_seq_positive_text": (TEXT, partial(stopped_and_balanced, power=1)),
+    "ada_seq_balanced_exact ada_seq_positive_exact ada_seq_positive_accepted "
     "ada_seq_sage": ("(1 - (1 - p)^32) / p", log_of_all),
-    "calculator": ("1 - 1/8, whatever p", less_the_mean),
-    "cispo": (GRPO.format(n=8), grpo_of_all),
-    "dapo": (GRPO.format(n=8), grpo_of_all),
-    "dr_grpo": ("1 - 1/8, whatever p", less_the_mean),
-    "dynamo": ("1, whatever p", one),
-    "dynamo_allocation_exact": ("1, whatever p", one),
-    "dynamo_allocation_published": (IN_GROUPS.format(rows=16), grpo_times_draws),
-    "dynamo_published": (IN_GROUPS.format(rows=16), grpo_times_draws),
-    "greso": ("1, whatever p", one),
-    "grpo": (GRPO.format(n=8), grpo_of_all),
-    "gspo": (GRPO.format(n=8), grpo_of_all),
+    "ada_seq_balanced_published ada_seq_positive_published": (
+        STOPPED,
+        stopped_and_balanced,
+    ),
+    "ada_seq_balanced_text ada_seq_positive_text": (
+        TEXT,
+        partial(stopped_and_balanced, power=1),
+    ),
+    "calculator dr_grpo quickstart": ("1 - 1/8, whatever p", less_the_mean),
+    "cispo dapo grpo gspo own_prefix": (GRPO.format(n=8), grpo_of_all),
+    "dynamo dynamo_allocation_exact greso neyman": ("1, whatever p", one),
+    "dynamo_allocation_published dynamo_published": (
+        IN_GROUPS.format(rows=16),
+        grpo_times_draws,
+    ),
     "guarded": ("1 - (1 - p)^6", with_a_second_right),
-    "gvm_grpo_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
     "gvm_grpo_published": (IN_GROUPS.format(rows=8), grpo_times_draws),
-    "gvm_raft_exact": ("(1 - (1 - p)^4) / p", log_of_terms),
     "gvm_raft_published": ("E[n(p)] / 8", lambda at: at.n / at.rows),
+    "mastermind nim": ("1 - 1/16, whatever p", less_the_mean),
     "maxrl": (
         "(1 - (1 - p)^7) / p",
         lambda at: (1 - (1 - at.p) ** (at.n - 1)) / at.p,
     ),
-    "neyman": ("1, whatever p", one),
     "pods_exact": (GRPO.format(n=32), grpo_of_all),
     "pods_published": (
         PODS,
         lambda at: pods(at.n, option(at.config.downsample, "m"))(at.p),
     ),
-    "mastermind": ("1 - 1/16, whatever p", less_the_mean),
-    "nim": ("1 - 1/16, whatever p", less_the_mean),
-    "quickstart": ("1 - 1/8, whatever p", less_the_mean),
-    "raft_plus_plus": ("1, whatever p", one),
+    "raft_plus_plus right_only rloo sage_exact": ("1, whatever p", one),
     "reinforce_plus_plus": (GRPO.format(n=128), grpo_of_all),
     "reinforce_rej": (
         "2 - p^3 - (1 - p)^3",
         lambda at: 2 - at.p ** (at.n - 1) - (1 - at.p) ** (at.n - 1),
     ),
-    "right_only": ("1, whatever p", one),
-    "rloo": ("1, whatever p", one),
-    "sage": (GRPO.format(n=8), grpo_of_all),
-    "sage_self": (GRPO.format(n=8), grpo_of_all),
-    "sage_offline": (GRPO.format(n=8), grpo_of_all),
-    "sage_teacher": (GRPO.format(n=8), grpo_of_all),
-    "sage_exact": ("1, whatever p", one),
-    "own_prefix": (GRPO.format(n=8), grpo_of_all),
-    "sage_light": (GRPO.format(n=8), grpo_of_all),
+    "sage sage_light sage_offline sage_self sage_teacher": (
+        GRPO.format(n=8),
+        grpo_of_all,
+    ),
 }
+STATEMENTS = {recipe: law for names, law in LAWS.items() for recipe in names.split()}
 
 
 def stated(recipe, config, p, *, n=None, q=0.5):
@@ -918,11 +903,15 @@ def of_kind(wanted):
     return pytest.mark.parametrize("recipe", kinds[wanted])
 
 
+def law_of(recipe):
+    """What the docstring of a recipe says of w(p)."""
+    says = ast.get_docstring(ast.parse((CONFIGS / f"{recipe}.py").read_text())) or ""
+    return " ".join(says.partition("w(p):")[2].partition("Here:")[0].split())
+
+
 @pytest.mark.parametrize("recipe", recipes())
 def test_a_docstring_says_what_is_tested(recipe):
-    says = ast.get_docstring(ast.parse((CONFIGS / f"{recipe}.py").read_text())) or ""
-    law = says.partition("w(p):")[2].partition("Here:")[0]
-    assert STATEMENTS[recipe][0] in " ".join(law.split())
+    assert STATEMENTS[recipe][0] in law_of(recipe)
 
 
 @pytest.mark.first(12)

@@ -335,6 +335,7 @@ def test_the_group_of_comparison_is_grpo(n):
 
 # ----- groups of one size
 
+arcsine = partial(objective.bernstein, f=objective.arcsine)
 GUARDS = {
     "plain": {},
     "standardised": {"advantage": partial(advantage.standardised, floor=0.35)},
@@ -354,7 +355,7 @@ GUARDS = {
     "best": {"downsample": partial(downsample.max_reward, m=3)},
     "share": {"downsample": partial(downsample.percentile, m=3)},
     "bernstein": {
-        "objective": partial(objective.bernstein, f=objective.arcsine),
+        "objective": arcsine,
         "advantage": advantage.leave_one_out,
     },
 }
@@ -797,6 +798,9 @@ def test_losses_are_the_policy_gradient_or_known_not_to_be():
 # ----- claims and names
 
 
+log_series = partial(objective.series, coefficients=objective.log_coefficients)
+
+
 def doubled(p):
     return 2.0 * jnp.log(p)
 
@@ -829,26 +833,10 @@ def doubled(p):
             "lambda",
             lambda p: 2 * p,
         ),
+        ({"objective": arcsine}, "2 asin sqrt p", lambda p: (p - p * p) ** -0.5),
+        ({"objective": log_series}, "log p", lambda p: 1 / p),
         (
-            {"objective": partial(objective.bernstein, f=objective.arcsine)},
-            "2 asin sqrt p",
-            lambda p: (p - p * p) ** -0.5,
-        ),
-        (
-            {
-                "objective": partial(
-                    objective.series, coefficients=objective.log_coefficients
-                )
-            },
-            "log p",
-            lambda p: 1 / p,
-        ),
-        (
-            {
-                "objective": partial(
-                    objective.series, coefficients=objective.log_coefficients, terms=2
-                )
-            },
+            {"objective": partial(log_series, terms=2)},
             "log p, 2 terms",
             lambda p: 2 - p,
         ),

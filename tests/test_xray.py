@@ -1,6 +1,5 @@
 """What the command says of recipes, and what it leaves behind."""
 
-import ast
 import json
 import re
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from kinds import one_of_each_first
 from outputs import refusal
-from test_law import pods, recipes
+from test_law import law_of, pods, recipes
 
 from curax import (
     advantage,
@@ -191,9 +190,7 @@ def test_the_table_and_the_docstring_say_the_weight_that_is_predicted(recipe):
                 "kept": lambda n, m, p=p: pods(n, m)(p),
             }
             close(eval(formula[1].replace("^", "**"), names), weight, rtol=1e-4)
-    says = ast.get_docstring(ast.parse((CONFIGS / f"{recipe}.py").read_text())) or ""
-    law = " ".join(says.partition("w(p):")[2].partition("Here:")[0].split())
-    told = re.search(r"At p = (.+?) it is ((?:[\d.]+, )*[\d.]+\d)", law)
+    told = re.search(r"At p = (.+?) it is ((?:[\d.]+, )*[\d.]+\d)", law_of(recipe))
     if told:
         rates, said = ([float(x) for x in part.split(", ")] for part in told.groups())
         assert dict(zip(rates, said, strict=True)) == {
@@ -212,8 +209,7 @@ IN_PROSE = {
 def test_a_limit_in_a_docstring_is_that_of_its_formula_or_of_the_prediction():
     """Of w(p) where both kinds are plentiful, at p = 0.01; and as p tends to 0."""
     for recipe in RECIPES:
-        says = ast.get_docstring(ast.parse((CONFIGS / f"{recipe}.py").read_text()))
-        law = " ".join((says or "").partition("w(p):")[2].partition("Here:")[0].split())
+        law = law_of(recipe)
         for shown in re.findall(r"at p = 0\.01 that is ([\d.]+\d)", law):
             weight = IN_PROSE[recipe][float(shown)](0.01) / (0.01 * 0.99)
             assert abs(float(shown) - weight) <= 0.05, recipe
@@ -348,13 +344,8 @@ def test_the_numbers_of_a_recipe_are_those_predicted():
     found = of("ada_seq_balanced_published")
     config = load(CONFIGS / "ada_seq_balanced_published.py")
     want = predict.predict(config, np.array([0.05, 0.9]), EVEN.rates)
-    for name, field in {
-        "weight": "weight",
-        "draws": "draws",
-        "signal": "signal",
-        "spread": "spread",
-    }.items():
-        close([at(found, p, name) for p in (0.05, 0.9)], getattr(want, field))
+    for name in ("weight", "draws", "signal", "spread"):
+        close([at(found, p, name) for p in (0.05, 0.9)], getattr(want, name))
     close(at(found, 0.1, "pass_rate_bias"), 0.0321, rtol=0, atol=6e-5)
     _, plain = stated_objective.grpo(found["grpo_group"], np.array([0.05, 0.9]))
     ratio = [at(found, p, "noise_against_grpo") for p in (0.05, 0.9)]
@@ -396,6 +387,13 @@ def test_a_claim_of_ones_own_is_what_is_compared():
     close(at(found, 0.5, "claimed_weight"), 4)
 
 
+def is_shown(found):
+    """It is written as JSON, as a table and as a picture."""
+    json.dumps(found, allow_nan=False)
+    table.table("mine", found)
+    assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
+
+
 def even(outcome, exists, history):
     return jnp.where(exists, 1.0, 0.0)
 
@@ -408,9 +406,7 @@ def test_an_objective_without_f_is_not_guessed():
     (warning,) = found["warnings"]
     assert warning.startswith("states no objective; set claim ")
     assert set(found["by_pass_rate"]["claimed_weight"]) == {None}
-    json.dumps(found, allow_nan=False)
-    table.table("mine", found)
-    assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
+    is_shown(found)
 
 
 @pytest.mark.long
@@ -424,8 +420,7 @@ def test_what_is_pushed_the_wrong_way_is_told():
         "gives no weight to prompts of p=0.05 to 0.95, or pushes them down."
     )
     assert found["nearest_factor"] is None
-    assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
-    table.table("mine", found)
+    is_shown(found)
 
 
 @pytest.mark.long
@@ -438,12 +433,10 @@ def test_a_recipe_that_trains_nothing_is_looked_at_all_the_same():
 
     for stages in ({"advantage": nothing}, {"allocate": none}):
         found = summary.summarise(replace(PLAIN, **stages), EVEN)
-        json.dumps(found, allow_nan=False)
         (warning,) = found["warnings"]
         assert warning.startswith("gives no weight to prompts of p=0.05 to 0.95")
         assert found["mean"]["signal"] == 0
-        table.table("mine", found)
-        assert xray_picture.picture("mine", found)[:4] == b"\x89PNG"
+        is_shown(found)
 
 
 @pytest.mark.long
