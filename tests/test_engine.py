@@ -152,31 +152,24 @@ def late(given, number):
     return given
 
 
+def other(**fields):
+    """A fault: a reply with other values in some fields."""
+    return lambda given: given | fields
+
+
 FAULTS = {
     "no JSON": lambda given: "what?",
     "something else": lambda given: '{"choices": []}',
     "an error": lambda given: 500,
     "refused": lambda given: 400,
-    "no tokens": lambda given: given | {"tokens": [], "logp": []},
-    "too few tokens": lambda given: (
-        given | {"tokens": [1], "logp": [-1.0], "end": "length"}
-    ),
-    "too many tokens": lambda given: (
-        given | {"tokens": [1] * 4, "logp": [-1.0] * 4, "end": "length"}
-    ),
-    "unknown tokens": lambda given: given | {"tokens": [23, 19], "logp": [-1.0] * 2},
-    "fractions of tokens": lambda given: (
-        given | {"tokens": [0.5, 19], "logp": [-1.0] * 2}
-    ),
-    "truth for a token": lambda given: (
-        given | {"tokens": [True, 19], "logp": [-1.0] * 2}
-    ),
-    "tokens behind the end": lambda given: (
-        given | {"tokens": [19, 4, 19], "logp": [-1.0] * 3, "end": "stop"}
-    ),
-    "no end": lambda given: (
-        given | {"tokens": [4, 5, 6], "logp": [-1.0] * 3, "end": "stop"}
-    ),
+    "no tokens": other(tokens=[], logp=[]),
+    "too few tokens": other(tokens=[1], logp=[-1.0], end="length"),
+    "too many tokens": other(tokens=[1] * 4, logp=[-1.0] * 4, end="length"),
+    "unknown tokens": other(tokens=[23, 19], logp=[-1.0] * 2),
+    "fractions of tokens": other(tokens=[0.5, 19], logp=[-1.0] * 2),
+    "truth for a token": other(tokens=[True, 19], logp=[-1.0] * 2),
+    "tokens behind the end": other(tokens=[19, 4, 19], logp=[-1.0] * 3, end="stop"),
+    "no end": other(tokens=[4, 5, 6], logp=[-1.0] * 3, end="stop"),
     "NaN": lambda given: given | {"logp": [math.nan] * len(given["tokens"])},
     "minus infinity": lambda given: (
         given | {"logp": [-math.inf] * len(given["tokens"])}
@@ -187,8 +180,8 @@ FAULTS = {
     "above 0": lambda given: given | {"logp": [0.5] * len(given["tokens"])},
     "no number": lambda given: given | {"logp": ["x"] * len(given["tokens"])},
     "too few log-probs": lambda given: given | {"logp": given["logp"][1:]},
-    "another version": lambda given: given | {"version": "of-someone-else"},
-    "no version": lambda given: given | {"version": None},
+    "another version": other(version="of-someone-else"),
+    "no version": other(version=None),
 }
 
 
