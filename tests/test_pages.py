@@ -447,63 +447,54 @@ def is_due(when: str, config: dict[str, Any], row: dict[str, Any]) -> bool:
     grader = grader["function"] if isinstance(grader, dict) else grader
     reads = grader and declared(functions.named(grader), "states", None)
     sums = grader and declared(functions.named(grader), "other_terms", False)
-    cut, replayed = (
-        config["sampling"]["top_p"] < 1,
-        config["sampling"]["replay_support"],
-    )
-    off = (
-        config["sampling"]["off_policy"] is not None
-        or config["update"]["behaviour_as_old"]
-        or config["sampling"]["ahead"]
-        or (cut and not replayed)
-    )
-    return {
+    sampling, evaluation = config["sampling"], config["evaluation"]
+    cut, replayed = sampling["top_p"] < 1, sampling["replay_support"]
+    ahead, by_engine = sampling["ahead"], sampling["engine"]
+    weighs = sampling["off_policy"] is not None
+    off = weighs or config["update"]["behaviour_as_old"] or ahead
+    off = off or (cut and not replayed)
+    of_every_row = {
         "every row": True,
-        "always": not first,
         "step 0, every `evaluation.every`, the last": evaluated,
         "as above": evaluated,
         "where evaluated": evaluated,
         "where evaluated, with a grader that declares it": evaluated and bool(reads),
-        "with `evaluation.confidence`": evaluated
-        and config["evaluation"]["confidence"] > 0,
-        "with `evaluation.k`": evaluated and config["evaluation"]["k"] > 0,
-        "with `evaluation.distance`": evaluated and config["evaluation"]["distance"],
-        "without `stop` and `pilot`": not (config["stop"] or config["pilot"] or first),
-        "with an [environment](environments.md)": bool(plays) and not first,
-        "with an environment": bool(plays) and not first,
-        "with an environment that measures": bool(plays) and not first,
-        "where `stop` is set": config["stop"] is not None and not first,
-        "where `hint` is set": config["hint"] is not None and not first,
-        "where `hint.source` is `own_prefix`": own_prefix and not first,
-        "where `pilot` is set": config["pilot"] is not None and not first,
-        "where `top_k` or `top_p` truncates": cut and not first,
+        "with `evaluation.confidence`": evaluated and evaluation["confidence"] > 0,
+        "with `evaluation.k`": evaluated and evaluation["k"] > 0,
+        "with `evaluation.distance`": evaluated and evaluation["distance"],
+    }
+    of_steps = {
+        "always": True,
+        "without `stop` and `pilot`": not (config["stop"] or config["pilot"]),
+        "with an [environment](environments.md)": plays,
+        "with an environment": plays,
+        "with an environment that measures": plays,
+        "where `stop` is set": config["stop"] is not None,
+        "where `hint` is set": config["hint"] is not None,
+        "where `hint.source` is `own_prefix`": own_prefix,
+        "where `pilot` is set": config["pilot"] is not None,
+        "where `top_k` or `top_p` truncates": cut,
         "where `top_k` or `top_p` truncates, without `sampling.replay_support`": cut
-        and not replayed
-        and not first,
-        "where behaviour is not the policy": off and not first,
+        and not replayed,
+        "where behaviour is not the policy": off,
         "where behaviour is not the policy, without `sampling.ahead` or with "
-        "`sampling.engine`": off
-        and bool(not config["sampling"]["ahead"] or config["sampling"]["engine"])
-        and not first,
-        "where `sampling.off_policy` weighs": config["sampling"]["off_policy"]
-        is not None
-        and not first,
-        "where `sampling.engine` is set": bool(config["sampling"]["engine"])
-        and not first,
-        "where `sampling.ahead` is 1": config["sampling"]["ahead"] == 1 and not first,
-        "where `kl` is set": config["kl"] is not None and not first,
-        "with `graders.weighted`": sums and not first,
-        "where `modulate` is set": modulates and not first,
-        "where `reflection` is set": bool(reflects) and not first,
-        "where `reflection.keep` is set": bool(reflects.get("keep")) and not first,
-        "where `reflection.queries` is set": bool(reflects.get("queries"))
-        and not first,
-        "verifier on the host": host and not first,
-        "verifier on the host, or `staged`": (host or config["staged"]) and not first,
-        "verifier on the device, without `staged`": not (
-            host or config["staged"] or first
-        ),
-    }[when]
+        "`sampling.engine`": off and (not ahead or by_engine),
+        "where `sampling.off_policy` weighs": weighs,
+        "where `sampling.engine` is set": by_engine,
+        "where `sampling.ahead` is 1": ahead == 1,
+        "where `kl` is set": config["kl"] is not None,
+        "with `graders.weighted`": sums,
+        "where `modulate` is set": modulates,
+        "where `reflection` is set": reflects,
+        "where `reflection.keep` is set": reflects.get("keep"),
+        "where `reflection.queries` is set": reflects.get("queries"),
+        "verifier on the host": host,
+        "verifier on the host, or `staged`": host or config["staged"],
+        "verifier on the device, without `staged`": not (host or config["staged"]),
+    }
+    if when in of_every_row:
+        return of_every_row[when]
+    return bool(of_steps[when]) and not first
 
 
 OTHERS = """
