@@ -59,17 +59,20 @@ ENTRY %main (w: bf16[64,128], x: f32[8,128]) -> f32[8,128] {
   ROOT %y = f32[8,128]{1,0} get-tuple-element(%while), index=2
 }
 """  # noqa: E501
+COUNTED, OPEN = (MODULE.replace("CMP", how) for how in ("LT", "NE"))
+FIRST = "  %i = s32[] constant(0)\n"
+(CUT,) = (line for line in MODULE.splitlines() if line.startswith("  %slice ="))
 WEIGHTS, ROW, INDEX = 64 * 128 * 2, 128 * 4, 4
 
 
 def test_a_turn_reads_a_slice_and_writes_one_in_place():
     """And what is copied to memory of the chip is read once, there not at all."""
-    known = hbm.of(MODULE.replace("CMP", "LT"))
+    known = hbm.of(COUNTED)
     each = WEIGHTS + INDEX + ROW / 2, ROW  # the row of weights has half the bytes
     assert not known.turn
     assert hbm.read(known.call) == 8 * each[0]
     assert hbm.written(known.call) == 8 * each[1]
-    open_ = hbm.of(MODULE.replace("CMP", "NE"))  # how often, its data say
+    open_ = hbm.of(OPEN)  # how often, its data say
     assert not open_.call
     assert (hbm.read(open_.turn), hbm.written(open_.turn)) == each
     most = hbm.moved(open_.turn).worst
@@ -83,10 +86,7 @@ def test_a_slice_that_is_copied_to_the_chip_is_all_that_is_read():
         "  %s = ((bf16[64,128]{1,0}), bf16[8,128]{1,0:S(1)}, s32[]{:S(2)}) "
         "slice-start(%w), slice={[0:8], [0:128]}\n"
     )
-    before = hbm.of(MODULE.replace("CMP", "LT"))
-    more = hbm.of(
-        MODULE.replace("CMP", "LT").replace("  %i = s32[] constant(0)\n", start, 1)
-    )
+    before, more = hbm.of(COUNTED), hbm.of(COUNTED.replace(FIRST, start, 1))
     assert hbm.read(more.call) - hbm.read(before.call) == 8 * 128 * 2
     assert hbm.written(more.call) == hbm.written(before.call)
 
@@ -125,41 +125,32 @@ def test_a_slice_that_is_copied_to_the_chip_is_all_that_is_read():
     ],
 )
 def test_what_starts_and_what_is_cut_moves_what_it_makes_alone(line, read, written):
-    before = hbm.of(MODULE.replace("CMP", "NE"))
     near = (
         "  %near = bf16[64,128]{1,0:S(1)} bitcast(%w)\n"
         "  %piece = bf16[8,128]{1,0} bitcast(%w)\n"
     )
-    more = hbm.of(
-        MODULE.replace("CMP", "NE").replace(
-            "  %i = s32[] constant(0)\n",
-            f"  %i = s32[] constant(0)\n{near}  %new = {line}\n",
-        )
-    )
+    more = hbm.of(OPEN.replace(FIRST, f"{FIRST}{near}  %new = {line}\n"))
+    before = hbm.of(OPEN)
     assert hbm.read(more.call) - hbm.read(before.call) == read
     assert hbm.written(more.call) - hbm.written(before.call) == written
 
 
 def test_a_fusion_in_a_fusion_that_slices_reads_the_slice():
     """Layers of stacked weights, multiplied where they are cut out."""
-    text = MODULE.replace("CMP", "LT")
-    (cut,) = (line for line in text.splitlines() if line.startswith("  %slice ="))
     inner = (
         "%cut (d: bf16[64,128], a: s32[], zero: s32[]) -> bf16[1,128] {\n"
         "  %d = bf16[64,128]{1,0} parameter(0)\n  %a = s32[] parameter(1)\n"
-        f"  %zero = s32[] parameter(2)\n  ROOT{cut[1:]}\n}}\n\n"
+        f"  %zero = s32[] parameter(2)\n  ROOT{CUT[1:]}\n}}\n\n"
     )
     call = "  %slice = bf16[1,128]{1,0} fusion(%d, %a, %zero), kind=kLoop, calls=%cut"
-    nested = text.replace(cut, call).replace("%cond (p", f"{inner}%cond (p")
-    assert hbm.read(hbm.of(nested).call) == hbm.read(hbm.of(text).call)
+    nested = COUNTED.replace(CUT, call).replace("%cond (p", f"{inner}%cond (p")
+    assert hbm.read(hbm.of(nested).call) == hbm.read(hbm.of(COUNTED).call)
 
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_fusion_in_a_fusion_that_changes_a_shape_alone_hides_no_reader(deep):
     """The TPU compiler has bitcasts so, of weights and of keys that a product reads."""
-    text = MODULE.replace("CMP", "LT")
-    (cut,) = (line for line in text.splitlines() if line.startswith("  %slice ="))
-    plain = text.replace(cut, "  %slice = bf16[1,128]{1,0} reduce(%d, %zero)")
+    plain = COUNTED.replace(CUT, "  %slice = bf16[1,128]{1,0} reduce(%d, %zero)")
     same = (
         "%same (e: bf16[64,128]) -> bf16[64,128] {\n"
         "  %e = bf16[64,128]{1,0} parameter(0)\n"
