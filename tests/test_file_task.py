@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import small
 import words
+from outputs import message
+from test_folder import lines
 from words import asked, tokenizer
 
 from curax import demo
@@ -36,8 +38,14 @@ def usual():
 
 
 def read(name):
-    path = words.folder() / name
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return lines(words.folder() / name)
+
+
+def split(folder, train, held_out):
+    """Write the files of a task to a folder; the path of what it trains on."""
+    folder.mkdir(exist_ok=True)
+    demo.write_lines(folder / "test.jsonl", held_out)
+    return demo.write_lines(folder / "train.jsonl", train)
 
 
 @pytest.mark.parametrize("side", ["train", "test"])
@@ -99,8 +107,8 @@ def test_the_template_is_told_whether_to_think(tmp_path):
 def test_no_question_is_on_both_sides(tmp_path):
     records = list(demo.problems(count=40))
     spaced = dict(records[3], question=records[3]["question"].replace(" ", "  "))
-    demo.write_lines(tmp_path / "train.jsonl", [*records[:30], records[0]])
-    demo.write_lines(tmp_path / "test.jsonl", [*records[30:], spaced, records[7]])
+    more = [*records[30:], spaced, records[7]]
+    split(tmp_path, [*records[:30], records[0]], more)
     made = task(tmp_path)
     assert (made.num_prompts, made.num_held_out) == (28, 12)
     assert "28 of 31 problems (1 asked before, 2 held out)" in made.summary
@@ -150,8 +158,7 @@ def test_a_solution_that_is_too_long_is_not_imitated_and_not_cut(tmp_path):
     records = list(demo.problems(count=40))
     for record in records[::3]:
         record["solution"] = f"First of all: {record['solution']}"
-    demo.write_lines(tmp_path / "train.jsonl", records[:30])
-    demo.write_lines(tmp_path / "test.jsonl", records[30:])
+    split(tmp_path, records[:30], records[30:])
     lengths = [len(tokenizer().encode(r["solution"])) + 1 for r in records[:30]]
     limit = min(lengths[::3]) - 1
     made = task(tmp_path, max_trace_tokens=limit)
@@ -217,9 +224,7 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
     records = list(demo.problems(count=12))
     marks = set()
     for i, some in enumerate([records, records[::-1], records[:-1]]):
-        (tmp_path / str(i)).mkdir()
-        demo.write_lines(tmp_path / str(i) / "train.jsonl", some[:10])
-        demo.write_lines(tmp_path / str(i) / "test.jsonl", some[10:])
+        split(tmp_path / str(i), some[:10], some[10:])
         made = task(tmp_path / str(i))
         assert made.fingerprint == task(tmp_path / str(i)).fingerprint
         marks.add(made.fingerprint)
@@ -229,11 +234,7 @@ def test_the_mark_changes_with_questions_and_their_order(tmp_path):
 def test_the_mark_changes_with_answers_and_solutions_and_not_with_the_place(tmp_path):
     records, marks = list(demo.problems(count=12)), set()
     for name, changed in (("a", {}), ("b", {}), ("c", {"answer": "0"})):
-        (tmp_path / name).mkdir()
-        demo.write_lines(tmp_path / name / "train.jsonl", records[:10])
-        demo.write_lines(
-            tmp_path / name / "test.jsonl", [*records[10:11], records[11] | changed]
-        )
+        split(tmp_path / name, records[:10], [records[10], records[11] | changed])
         marks.add(task(tmp_path / name).fingerprint)
     assert len(marks) == 2
 
@@ -242,8 +243,7 @@ def test_a_file_that_is_rewritten_is_told_and_the_run_keeps_what_it_read(
     tmp_path, capsys
 ):
     records = list(demo.problems(count=12))
-    demo.write_lines(tmp_path / "train.jsonl", records[:10])
-    demo.write_lines(tmp_path / "test.jsonl", records[10:])
+    split(tmp_path, records[:10], records[10:])
     made = task(tmp_path)
     os.utime(tmp_path / "train.jsonl", ns=(1, 1))  # touched is not changed
     before = made.prompts(np.int32(range(9)))
@@ -288,8 +288,7 @@ def test_a_wrong_option_is_told_in_a_sentence(options, said):
 
 
 def test_training_on_what_is_held_out_is_refused(tmp_path):
-    demo.write_lines(tmp_path / "train.jsonl", demo.problems(count=3))
-    demo.write_lines(tmp_path / "test.jsonl", demo.problems(count=3))
+    split(tmp_path, demo.problems(count=3), demo.problems(count=3))
     with pytest.raises(ValueError, match=r"every problem in task\.train"):
         task(tmp_path)
 
@@ -304,29 +303,28 @@ def test_a_chat_without_a_template_is_refused(tmp_path):
     assert text.load(tmp_path).decode(row.tokens[0][row.mask[0]]) == question
 
 
-def test_a_prompt_without_a_token_is_refused(tmp_path):
-    """As of a template that looks for parts of a message where there is a text."""
-    byte_pairs.tokenizer(tmp_path, ["1 + 1"], vocab_size=300)
-    parts = "{% for one in messages[0].content %}{{ one.text }}{% endfor %}"
-    (tmp_path / "chat_template.jinja").write_text(parts)
-    with pytest.raises(
-        ValueError, match=r"train\.jsonl:1: its prompt has no token; let"
-    ):
-        task(tokenizer=str(tmp_path))
+PARTS = "{% for one in messages[0].content %}{{ one.text }}{% endfor %}"
+SAME = "the first 8 questions differ, and their prompts do not; let task.template"
 
 
-def test_a_chat_template_that_shows_no_question_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        # As one that looks for parts of a message where there is a text.
+        (PARTS, "train.jsonl:1: its prompt has no token; let"),
+        ("Answer: {{ messages[0].text }}", f"train.jsonl: {SAME}"),
+    ],
+    ids=["no token", "no question"],
+)
+def test_a_chat_template_that_asks_nothing_is_refused(tmp_path, template, said):
     byte_pairs.tokenizer(tmp_path, ["1 + 1"], vocab_size=300)
-    (tmp_path / "chat_template.jinja").write_text("Answer: {{ messages[0].text }}")
-    said = r"the first 8 questions differ, and their prompts do not; let task\.template"
-    with pytest.raises(ValueError, match=rf"train\.jsonl: {said}"):
-        task(tokenizer=str(tmp_path))
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert said in message(ValueError, task, tokenizer=str(tmp_path))
 
 
 def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
     records = list(demo.problems(count=6))
-    demo.write_lines(tmp_path / "test.jsonl", records[4:])
-    path = demo.write_lines(tmp_path / "train.jsonl", records[:4])
+    path = split(tmp_path, records[:4], records[4:])
     path.write_text(path.read_text() + '{"question": \n')
     with pytest.raises(ValueError, match=rf"{path}:5: not a JSON object"):
         task(tmp_path)
@@ -335,8 +333,7 @@ def test_a_broken_line_is_named_or_skipped_and_counted(tmp_path):
 
 def test_of_many_broken_lines_all_that_are_named_are_told_by_a_run(tmp_path):
     records = list(demo.problems(count=6))
-    demo.write_lines(tmp_path / "test.jsonl", records[4:])
-    path = demo.write_lines(tmp_path / "train.jsonl", records[:4])
+    path = split(tmp_path, records[:4], records[4:])
     path.write_text(path.read_text() + "{\n" * 12)
     with pytest.raises(ConfigError) as caught, errors.config_errors(small.get_config()):
         task(tmp_path)
@@ -417,9 +414,8 @@ def test_a_weighted_grader_whose_options_do_not_fit_is_refused(wrong):
 
 def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeypatch):
     records = list(demo.problems(count=6))
-    demo.write_lines(tmp_path / "test.jsonl", records[4:])
     records[1]["question"] = "1 + 1 = ? " * 200_000
-    demo.write_lines(tmp_path / "train.jsonl", records[:4])
+    split(tmp_path, records[:4], records[4:])
     encoded, encode = [], text.Tokenizer.chat
 
     def chat(self, messages, **options):
@@ -433,9 +429,8 @@ def test_a_question_that_cannot_be_short_enough_is_not_encoded(tmp_path, monkeyp
 
 def test_a_layout_is_decided_for_a_file_and_told_by_line_where_it_is_not_kept(tmp_path):
     records = list(demo.problems(count=6))
-    demo.write_lines(tmp_path / "test.jsonl", records[4:])
     worked = [record | {"answer": record["solution"]} for record in records[:4]]
-    path = demo.write_lines(tmp_path / "train.jsonl", [*worked, records[0]])
+    path = split(tmp_path, [*worked, records[0]], records[4:])
     said = rf"{path}:5: answer='\d+' has no result behind ####"
     with pytest.raises(ValueError, match=said):
         task(tmp_path)
