@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def ran(
-    *words: object, cwd: Path = ROOT, timeout: float | None = None, **env: str
+    *words: object, cwd: Any = ROOT, timeout: Any = None, **env: str
 ) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of Python with these words, in a process."""
     done = subprocess.run(

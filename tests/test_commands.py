@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import small
 import terminal
-from outputs import ran
+from outputs import printed, ran, refusal
 
 from curax import __main__ as commands
 from curax import config as cf
@@ -120,14 +120,11 @@ def test_every_package_is_in_the_wheel():
     assert {*project["tool"]["setuptools"]["packages"]} == names | {"curax.configs"}
 
 
-def said(capsys, *argv):
-    status = commands.main(argv)
-    out, err = capsys.readouterr()
-    return status, out, err
+said = partial(printed, commands.main)
 
 
-def test_every_recipe_has_a_line(capsys):
-    status, out, _ = said(capsys, "recipes")
+def test_every_recipe_has_a_line():
+    status, out, _ = said("recipes")
     assert status == 0
     for line, path in zip(out.splitlines(), RECIPES, strict=True):
         name, text = line.split(maxsplit=1)
@@ -135,13 +132,13 @@ def test_every_recipe_has_a_line(capsys):
         assert text.rstrip() in path.read_text().splitlines()[0]
 
 
-def test_recipes_of_a_user_stand_beside_those_of_curax(capsys, tmp_path, monkeypatch):
+def test_recipes_of_a_user_stand_beside_those_of_curax(tmp_path, monkeypatch):
     shipped = [path.stem for path in RECIPES]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").mkdir()
     for name, text in (("mine", ""), ("broken", "def"), ("dapo", '"""Ours."""')):
         (tmp_path / "configs" / f"{name}.py").write_text(text)
-    status, out, _ = said(capsys, "recipes")
+    status, out, _ = said("recipes")
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert status == 0
     assert sorted(lines) == sorted({*shipped, "mine", "broken"})
@@ -179,8 +176,8 @@ def test_a_recipe_that_loads_its_own_name_gets_that_of_curax(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("shell", commands.SHELLS)
-def test_a_shell_completes_commands_options_and_recipes(capsys, shell):
-    status, out, _ = said(capsys, "completion", shell)
+def test_a_shell_completes_commands_options_and_recipes(shell):
+    status, out, _ = said("completion", shell)
     assert status == 0
     for word in (*commands.MODULES, *commands.HERE, "print-config", "gvm_raft_exact"):
         assert word in out
@@ -198,8 +195,8 @@ TYPED = {  # what stands on the line, as bash cuts it, and what completes it
 
 
 @pytest.mark.parametrize("typed", TYPED)
-def test_bash_completes_the_function_of_a_field(capsys, typed):
-    _, script, _ = said(capsys, "completion", "bash")
+def test_bash_completes_the_function_of_a_field(typed):
+    _, script, _ = said("completion", "bash")
     words = ["curax", "train", "grpo", "--set", *typed.split()]
     ask = f"\nCOMP_WORDS=({' '.join(words)})\nCOMP_CWORD={len(words) - 1}\n"
     ask += '_shtab_curax\necho "${COMPREPLY[*]}"\n'
@@ -209,18 +206,16 @@ def test_bash_completes_the_function_of_a_field(capsys, typed):
     assert done.stdout.split() == TYPED[typed].split(), done.stderr
 
 
-def test_folders_and_files_are_completed_where_an_option_takes_one(capsys):
-    _, out, _ = said(capsys, "completion", "bash")
+def test_folders_and_files_are_completed_where_an_option_takes_one():
+    _, out, _ = said("completion", "bash")
     for word in ("train___workdir", "evaluate___model", "export_pos_0"):
         assert f"{word}_COMPGEN=_shtab_compgen_dirs" in out
     assert "xray___trl_COMPGEN=_shtab_compgen_files" in out
 
 
-def test_an_unknown_command_or_shell_is_told_in_a_line(capsys):
+def test_an_unknown_command_or_shell_is_told_in_a_line():
     for argv in (["trian"], ["completion", "ksh"], ["recipes", "dapo"]):
-        status, out, err = said(capsys, *argv)
-        assert (status, out, err.count("\n")) == (2, "", 1), argv
-        assert err.startswith("curax: ")
+        assert refusal(commands.main, *argv).startswith("curax: ")
     for name, fix in {
         "trian": "did you mean curax train?",
         "complete": "did you mean curax completion?",
@@ -228,20 +223,18 @@ def test_an_unknown_command_or_shell_is_told_in_a_line(capsys):
         "zzz": "there are train, new, xray, plan, compare, evaluate, export, demo, "
         "report, env, recipes, completion.",
     }.items():
-        _, _, err = said(capsys, name, "--config", "grpo")
+        err = refusal(commands.main, name, "--config", "grpo")
         assert err == f"curax: {name} is no command; {fix}\n"
-    assert said(capsys, "train", "dapo", "--config", "grpo") == (
-        2,
-        "",
-        "curax.train: dapo and --config grpo are two recipes; leave one out.\n",
+    assert refusal(commands.main, "train", "dapo", "--config", "grpo") == (
+        "curax.train: dapo and --config grpo are two recipes; leave one out.\n"
     )
-    status, out, err = said(capsys, "train", "--set", "steps=3", "grpo")
+    _, _, err = said("train", "--set", "steps=3", "grpo")
     assert "'grpo' sets nothing; name the recipe in front of --set." in err
 
 
-def test_a_bug_report_names_versions_devices_and_settings(capsys, monkeypatch):
+def test_a_bug_report_names_versions_devices_and_settings(monkeypatch):
     monkeypatch.setenv("JAX_SOMETHING", "7")
-    status, out, _ = said(capsys, "env")
+    status, out, _ = said("env")
     rows = dict(line.split(maxsplit=1) for line in out.splitlines())
     assert status == 0
     assert rows["JAX_SOMETHING"] == "7"

@@ -335,17 +335,14 @@ def test_arms_are_not_added_by_another_grader(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["experiment.json", "cost.json", "arms"])
-def test_a_damaged_file_of_a_comparison_is_a_sentence(whole, tmp_path, name, capsys):
+def test_a_damaged_file_of_a_comparison_is_a_sentence(whole, tmp_path, name):
     workdir = tmp_path / "damaged"
     shutil.copytree(whole, workdir)
     path = workdir / name
     path = min(path.iterdir()) if path.is_dir() else path
     path.write_bytes(path.read_bytes()[:20])
-    assert compare.main([str(FILE), "--workdir", str(workdir)]) == 2
-    err = capsys.readouterr().err
-    assert re.fullmatch(
-        rf"curax\.compare: {path}:\d+: not JSON; repair or delete the file\.\n", err
-    )
+    said = rf"curax\.compare: {path}:\d+: not JSON; repair or delete the file\.\n"
+    assert re.fullmatch(said, refusal(compare.main, FILE, "--workdir", workdir))
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ import real
 import saved
 import small
 import words
-from outputs import message, printed
+from outputs import message, printed, refusal
 from test_folder import files_of_at_most, lines
 
 from curax import demo, evaluate, rollout
@@ -417,8 +417,7 @@ def test_a_grader_that_fails_stops_it_and_mended_goes_on(place, monkeypatch, tmp
     monkeypatch.setattr(samples.Sampler, "__call__", counted)
     monkeypatch.setenv("MENDED", str(tmp_path / "mended"))
     words_ = [*typed(place, out), "--grader", f"{place}/marks.py:fails"]
-    status, _, err = main(*words_)
-    assert (status, err) == (
+    assert main(*words_)[::2] == (
         1,
         f"curax.evaluate: {out}/math.jsonl: none of the first 20 completions has an "
         "outcome, 20 for this reason: error: KeyError: 'gold'; mend the grader; "
@@ -692,25 +691,26 @@ def test_prompts_that_the_checkpoint_does_not_know_are_told_of(place, tmp_path, 
         assert told(capsys) == ""
 
 
-def test_an_environment_that_poses_its_own_prompts_is_not_asked_about_files(place):
-    lake = partial(gymnasium.environment, name="FrozenLake-v1")
-    config = SimpleNamespace(task=partial(worlds.task, environment=lake))
+def asked_in_files(place, task):
+    """The environments of files that a run of this task is asked; who grades them."""
     form = PromptFormat(tokenizer=text.load(real.checkpoint(small=True)))
     (args := options(place)).grader = None
+    config: Any = SimpleNamespace(task=task)
     with contextlib.ExitStack() as opened:
         sets, known = setup._file_questions(config, form, args, opened)
-    assert [one.task.environment for one in sets.values()] == [None]
+    return [one.task.environment for one in sets.values()], known
+
+
+def test_an_environment_that_poses_its_own_prompts_is_not_asked_about_files(place):
+    lake = partial(gymnasium.environment, name="FrozenLake-v1")
+    found, known = asked_in_files(place, partial(worlds.task, environment=lake))
+    assert found == [None]
     assert known["grader"]["function"] == "curax.verify.graders.mathematics"
 
 
 def test_an_environment_that_is_a_server_answers_problems_of_files(place):
     served = partial(openenv.environment, url="http://127.0.0.1:9")
-    config = SimpleNamespace(task=partial(file_task.task, environment=served))
-    form = PromptFormat(tokenizer=text.load(real.checkpoint(small=True)))
-    (args := options(place)).grader = None
-    with contextlib.ExitStack() as opened:
-        sets, known = setup._file_questions(config, form, args, opened)
-    (one,) = (one.task.environment for one in sets.values())
+    (one,), known = asked_in_files(place, partial(file_task.task, environment=served))
     (said,) = one.answer([Turn(None, 7, 0, [])])
     assert said.startswith("crash: ")
     assert known["environment"]["function"] == "curax.tasks.openenv.environment"
@@ -772,10 +772,8 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
     saved.patched(monkeypatch)
     there = saved.write(tmp_path / "run", saved.lora)
     before = snapshot(there)
-    status, _, err = main(
-        *("--model", there, "--n", 2, "--batch", 4, "--out", tmp_path / "out")
-    )
-    assert (status, err) == (0, "")
+    argv = ["--model", there, "--n", 2, "--out", tmp_path / "out"]
+    assert main(*argv, "--batch", 4)[::2] == (0, "")
     assert snapshot(there) == before
     page, rows = saved_results(tmp_path / "out"), lines(tmp_path / "out/held_out.jsonl")
     sampling = page["settings"]["sampling"]
@@ -791,18 +789,14 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
     for question, prompt in zip(questions, shown, strict=True):
         assert f"Q: {question}<" in prompt
     # Other parameters are another evaluation.
-    status, _, err = main(
-        *("--model", there, "--n", 2, "--step", "best", "--out", tmp_path / "out")
-    )
-    assert (status, err) == (
+    assert main(*argv, "--step", "best")[::2] == (
         2,
         f"curax.evaluate: --out {tmp_path / 'out'} holds an evaluation of other "
         "parameters; name another --out, or make them agree.\n",
     )
     # What it holds out was cut from a file, which may be another by now.
     (there / folder.QUESTIONS).write_text('{"mark": 1, "prompts": 9}')
-    status, _, err = main("--model", there, "--n", 1, "--out", tmp_path / "other")
-    assert (status, err) == (
+    assert main("--model", there, "--n", 1, "--out", tmp_path / "other")[::2] == (
         2,
         f"curax.evaluate: {there}: the questions, answers, solutions or hints in the "
         f"files of the task are not those in {there / folder.QUESTIONS} that the run "
@@ -815,8 +809,7 @@ def test_a_run_is_asked_what_it_holds_out_as_it_was_trained(tmp_path, monkeypatc
     assert states.abstract.memory.draws.shape == (9,)
     # Where no file is named there is nothing to read in another way.
     for option, value in (("--layout", "json:loads"), ("--on-error", "skip")):
-        status, _, err = main("--model", there, option, value)
-        assert (status, err) == (
+        assert main("--model", there, option, value)[::2] == (
             2,
             f"curax.evaluate: {option} is for files of problems, and --data names "
             "none; leave it out, or name --data.\n",
@@ -874,11 +867,11 @@ def test_a_task_without_files_is_graded_by_its_own_verifier(tmp_path, monkeypatc
         prompt = np.asarray(held.tokens)[number][np.asarray(held.mask)[number]]
         assert row["question"] == task.decode(prompt)
         assert row["outcome"] in (0.0, 1.0)
-    status, _, err = main(*words_, "--template", "{question}", "--out", tmp_path / "x")
-    assert status == 2
-    assert err == (
+    words_ += ["--template", "{question}", "--out", tmp_path / "x"]
+    assert main(*words_)[::2] == (
+        2,
         "curax.evaluate: --template is for files of problems, and --data names none; "
-        "leave it out, or name --data.\n"
+        "leave it out, or name --data.\n",
     )
 
 
@@ -934,8 +927,7 @@ def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
     assert main(*moved)[0] == 0
     rows[1]["answer"] = "4711"
     demo.write_lines(data, rows)
-    status, _, err = main(*moved)
-    assert (status, err) == (
+    assert main(*moved)[::2] == (
         2,
         f"curax.evaluate: --out {out} holds an evaluation of other answers; name "
         "another --out, or make them agree.\n",
@@ -945,9 +937,9 @@ def test_answers_that_changed_are_refused_and_a_file_that_moved_is_not(
 @pytest.mark.long
 def test_a_grader_whose_file_changed_is_refused(place, whole):
     (file := place / "marks.py").write_text(f"{GRADER}# mended\n")
-    status, _, err = main(*typed(place, whole[0]))
+    found = main(*typed(place, whole[0]))
     file.write_text(GRADER)
-    assert (status, err) == (
+    assert found[::2] == (
         2,
         f"curax.evaluate: --out {whole[0]} holds an evaluation by another content of "
         "the file of its grader or environment; name another --out, or make them "
@@ -1169,11 +1161,9 @@ BAD = {
 
 def test_a_folder_that_another_process_writes_is_refused(place, tmp_path):
     with lock.hold(tmp_path / "out", "--out"):
-        status, said, err = main(*typed(place, tmp_path / "out"))
-    assert (status, said) == (2, "")
-    assert err.startswith(
-        f"curax.evaluate: --out {tmp_path}/out is being written by process "
-    )
+        said = refusal(evaluate.main, *typed(place, tmp_path / "out"))
+    what = f"curax.evaluate: --out {tmp_path}/out is being written by process "
+    assert said.startswith(what)
 
 
 @pytest.mark.parametrize("words_", BAD)

@@ -217,9 +217,8 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
             file.write_bytes(b"left")
         with lock.hold(hidden, ""):
             before = snapshot(tmp_path)
-            status, out, err = main(runs[run], tmp_path / "new", *words)
-            assert (status, out, err.count("\n")) == (2, "", 1)
-            assert f"{tmp_path / 'new'}: {hidden} is being written by process " in err
+            said = refusal(export.main, runs[run], tmp_path / "new", *words)
+            assert f"{tmp_path / 'new'}: {hidden} is being written by process " in said
             assert snapshot(tmp_path) == before
         assert main(runs[run], tmp_path / "new", *words)[0] == 0
         assert [file.name for file in tmp_path.iterdir()] == ["new"]
@@ -345,16 +344,14 @@ def test_a_damaged_checkpoint_is_told_and_the_others_are_named(tmp_path, runs):
     for file in there.rglob("d/*"):  # what of one file counts, its writer decides
         file.write_bytes(bytes(byte ^ 1 for byte in file.read_bytes()))
     cannot = rf"curax\.export: {there} cannot be read \([\w ]+\); "
-    status, out, err = main(tmp_path / "run", tmp_path / "new")
-    assert (status, out) == (2, "")
-    assert re.fullmatch(cannot + r"set --step to one of 0, 2\.\n", err)
+    said = refusal(export.main, tmp_path / "run", tmp_path / "new")
+    assert re.fullmatch(cannot + r"set --step to one of 0, 2\.\n", said)
     assert not (tmp_path / "new").exists()
     assert main(tmp_path / "run", tmp_path / "new", "--step", "2")[0] == 0
     for other in "02":
         shutil.rmtree(there.parent / other)
-    status, out, err = main(tmp_path / "run", tmp_path / "other")
-    assert (status, out) == (2, "")
-    assert re.fullmatch(cannot + r"there is no other\.\n", err)
+    said = refusal(export.main, tmp_path / "run", tmp_path / "other")
+    assert re.fullmatch(cannot + r"there is no other\.\n", said)
 
 
 def test_a_run_whose_model_has_other_shapes_by_now_is_refused(

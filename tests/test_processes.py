@@ -1,7 +1,5 @@
 """Several processes make one run: the same one, in one folder, or none."""
 
-import contextlib
-import io
 import re
 import shlex
 import signal
@@ -15,6 +13,7 @@ import killed_many
 import many
 import numpy as np
 import pytest
+from outputs import printed, refusal
 from run_files import rows
 from test_folder import lines
 from test_train import compiled  # noqa: F401, as a fixture
@@ -41,12 +40,9 @@ def quick(monkeypatch):
 
 def call(workdir, *words, resume=False):
     """Exit status and stderr of a run in this process, of eight devices."""
-    argv = ["--config", str(many.FILE), "--workdir", str(workdir)]
+    argv = ["--config", many.FILE, "--workdir", workdir]
     argv += ["--set", *words] if words else []
-    err = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
-        status = train.main([*argv, "--resume"] if resume else argv)
-    return status, err.getvalue()
+    return printed(train.main, *argv, *(["--resume"] if resume else []))[::2]
 
 
 def wait_for(path: Path, processes):
@@ -189,9 +185,8 @@ def test_a_folder_for_each_process_is_told_and_left_as_it_was(tmp_path):
         ),
     ],
 )
-def test_processes_that_are_named_by_halves_are_refused(typed, said, capsys):
-    assert train.main(typed.split()) == 2
-    assert capsys.readouterr().err == f"curax.train: {said}\n"
+def test_processes_that_are_named_by_halves_are_refused(typed, said):
+    assert refusal(train.main, *typed.split()) == f"curax.train: {said}\n"
 
 
 def test_a_process_that_is_aborted_says_so(capfd):
@@ -209,15 +204,12 @@ def test_a_process_that_is_aborted_says_so(capfd):
 
 
 @pytest.mark.parametrize("typed", ["--resume", "--dry-run", "--profile 2"])
-def test_an_option_of_one_process_alone_is_refused(
-    typed, tmp_path, monkeypatch, capsys
-):
+def test_an_option_of_one_process_alone_is_refused(typed, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "start", lambda *_, **__: None)
     monkeypatch.setattr(peers, "gather", lambda value: [value, 0])
     named = f"--coordinator a:1 --processes 2 --process 0 --workdir {tmp_path / 'run'}"
-    assert train.main([*named.split(), *typed.split()]) == 2
-    name = typed.split()[0]
-    assert capsys.readouterr().err == (
+    name, *_ = words = typed.split()
+    assert refusal(train.main, *named.split(), *words) == (
         f"curax.train: {name} of process 1 differs from that of process 0; start all "
         "processes with the same command, code and files.\n"
     )
