@@ -24,6 +24,7 @@ from experiments import in_small
 from experiments.factorial import never, single
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
+from experiments.factorial import show_hints as of_hints
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, calibration, parts, regimes, run, show
@@ -281,6 +282,15 @@ def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
     assert f"All {len(effects.effects())}, at both" in text
     whole = (effects.HERE / "README.md").read_text()
     assert effects.renewed(whole, tables) == whole
+
+
+@pytest.mark.long
+def test_the_page_of_hints_has_the_tables_that_the_results_give():
+    text, tables = page("experiments/factorial/hints.md", whole=True), of_hints.tables()
+    said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
+    assert [gap for gap in said if gap not in "".join(tables)] == []
+    assert f"all {sum(len(of_hints.effects(kind)) for kind in of_hints.KINDS)}" in text
+    assert effects.renewed(text, tables) == text
 
 
 @pytest.mark.long

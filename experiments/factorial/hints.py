@@ -8,35 +8,46 @@ solution, a value longer each time, at most all but the last. Tuned and run as t
 of other regimes, with seeds that the map has not used. At four times the tokens RLOO
 and right ones alone, with and without a hint. And what a hint is beside as many draws
 without one: *again*, at the setting of the hinted arm, draws a group as often as that
-does, of the bare prompt.
+does, of the bare prompt; and RLOO without a hint at that setting, *like*.
 
 Arms of fixed draws also at the settings that their trials, and some at a lower rate,
-take by greedy answers.
+take by greedy answers. And what all hints are heads of, the solutions, imitated as the
+warm start imitates its teacher, by as many tokens.
 
 What is in `results_hints/` is not measured again, so that the command, begun anew, goes
 on.
 """
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
+
 from curax import stop
-from curax.config import Stop
+from curax.config import Stop, override
+from curax.step import loops
+from curax.step.build import build
 from experiments.factorial import run, single
 from experiments.factorial.greedy import LOWER, TUNED
 from experiments.factorial.run import PLAIN, Piece
 from experiments.map import regimes
+from experiments.map import run as map_run
 from experiments.map.regimes import Setting
 
 RESULTS = Path(__file__).parent / "results_hints"
 REGIME = "hints"
-HINT, AGAIN = "-hint", "-again"  # what the names of arms end in
+HINT, AGAIN, LIKE = "-hint", "-again", "-like"  # what the names of arms end in
 BARE = [*run.ARMS, *single.ARMS]
 ARMS = [*BARE, *(arm + HINT for arm in BARE)]
 LONG = [arm + hinted for arm in PLAIN for hinted in ("", HINT)]
-CONTROLS = [arm + AGAIN for arm in PLAIN]
+ALIKE = PLAIN[0] + LIKE  # right ones alone took one setting with and without a hint
+CONTROLS = [*(arm + AGAIN for arm in PLAIN), ALIKE]
 FIXED = [arm for arm in ARMS if "fixed" in arm]
 LOWEST = 1e-4  # rate of trials for greedy answers
+IMITATED = Piece(REGIME, "imitate", "solutions")
 
 
 def path(piece: Piece) -> Path:
@@ -46,9 +57,10 @@ def path(piece: Piece) -> Path:
 
 def pieces() -> list[Piece]:
     """All pieces, in order."""
-    kinds = {"tune": ARMS, "claim": [*ARMS, *CONTROLS], "long": LONG}
+    kinds = {"tune": ARMS, "claim": [*ARMS, *CONTROLS], "long": [*LONG, ALIKE]}
     kinds |= {LOWER: FIXED, TUNED: FIXED}
-    return [Piece(REGIME, kind, arm) for kind, arms in kinds.items() for arm in arms]
+    found = [Piece(REGIME, kind, arm) for kind, arms in kinds.items() for arm in arms]
+    return [*found, IMITATED]
 
 
 def settings(arm: str, kind: str) -> list[Setting]:
@@ -71,12 +83,13 @@ def trials(arm: str, by: str) -> list[tuple[Setting, float]]:
 
 def chosen(arm: str, by: str) -> Setting:
     """The best setting of an arm, the first of equals; a control has its arm's."""
-    found = trials(arm.replace(AGAIN, HINT), by)
+    found = trials(arm.replace(AGAIN, HINT).replace(LIKE, HINT), by)
     return max(found, key=lambda trial: trial[1])[0]
 
 
 def changes(arm: str, setting: Setting) -> dict[str, Any]:
     """Changes of `rloo` that make an arm at a setting."""
+    arm = arm.removesuffix(LIKE)
     bare, rate = arm.removesuffix(HINT), {regimes.RATE: setting.rate}
     if bare in single.ARMS:
         hinted = {"hint": run.HINTED} if bare != arm else {}
@@ -97,12 +110,32 @@ def again(arm: str, n: int) -> dict[str, Any]:
 
 def measure(piece: Piece) -> bytes:
     """Measure a piece, and return what its file holds."""
+    if piece == IMITATED:
+        return imitated()
     regime, kind, arm = piece
     own = settings(arm, kind)
     like = {LOWER: "tune", TUNED: "claim"}.get(kind, kind)
     lanes = [run.made(regime, arm, changes(arm, one), like) for one in own]
     knob = () if own[0].value == 1 or arm.endswith(AGAIN) else (run.knob(arm),)
     return run.histories(Piece(regime, like, arm), own, lanes, (*knob, regimes.RATE))
+
+
+def imitated() -> bytes:
+    """What the file holds of a warm start that goes on without the teacher's errors."""
+    seeds, warm = run.seeded(REGIME, "claim"), regimes.COMMON["warm_start.rows"]
+    steps = -(-run.tokens(REGIME, "claim") // (warm * (regimes.DEPTH + 1)))
+    own = {"task.errors": (0.0,) * 3, "warm_start.steps": steps}
+    own["warm_start.optimizer.learning_rate.steps"] = steps
+    like = replace(map_run.warm_config_of(REGIME), seed=seeds[0], seeds=len(seeds))
+    loop = loops.Jitted(build(override(like, own)))
+    begun = jax.device_get(run.started(REGIME, seeds).params)
+    state = replace(loop.initial(), params=begun)
+    for after, *_ in loop.warm_up(state):
+        state = after
+    rate, greedy, _ = loop.evaluate(loop.begin(state))
+    ends = (np.mean(x, -1).tolist() for x in (rate, greedy))
+    found = dict(zip(("rate", "greedy"), ends, strict=True))
+    return (json.dumps({"seeds": seeds, "updates": steps} | found) + "\n").encode()
 
 
 def main() -> None:

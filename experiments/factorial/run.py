@@ -263,12 +263,9 @@ def histories(
     begun = time.monotonic(), time.process_time()
     regime, kind, arm = piece
     seeds = seeded(regime, kind)
-    for other in run.warm_pieces(regime, seeds):
-        if not other.path.exists():
-            run.measure(other)
     found = run.history(
         programs.lanes(programs.Sweep(tuple(lanes), names)),
-        *(run.warmed(regime, seeds), every(arm), " ".join(piece)),
+        *(started(regime, seeds), every(arm), " ".join(piece)),
         whole=tokens(regime, kind),
         steps=STEPS,
         watched=ENTROPY,
@@ -281,6 +278,14 @@ def histories(
         "jax": jax.__version__,
     }
     return (json.dumps(found) + "\n").encode()
+
+
+def started(regime: str, seeds: tuple[int, ...]) -> Any:
+    """The warm starts of some seeds of a regime, made where they are missing."""
+    for piece in run.warm_pieces(regime, seeds):
+        if not piece.path.exists():
+            run.measure(piece)
+    return run.warmed(regime, seeds)
 
 
 def finish(

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from curax.comparison import statistics
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments.factorial import hints, run, show
-from experiments.factorial.hints import AGAIN, BARE, HINT, REGIME
+from experiments.factorial.greedy import TUNED
+from experiments.factorial.hints import AGAIN, ALIKE, BARE, FIXED, HINT, REGIME
 from experiments.factorial.run import ARMS, PLAIN
 from experiments.factorial.show import Effect
 from experiments.map.show import between, number, numbers, plus_minus
@@ -24,6 +26,7 @@ PAGE = Path(__file__).parent / "hints.md"
 RLOO, RIGHT = PLAIN
 KINDS = {"claim": "", "long": ", four times the tokens"}
 WITH = "a hint, "
+ENDS = "rate", "greedy"
 
 
 def read(kind: str) -> dict[str, dict[str, Any]]:
@@ -35,6 +38,7 @@ def read(kind: str) -> dict[str, dict[str, Any]]:
 def pairs(kind: str) -> dict[str, tuple[str, str]]:
     """Arms whose gap is of the family, by what it is of."""
     right = {"right alone, no hint, for RLOO with": (RIGHT, RLOO + HINT)}
+    right[f"{WITH}RLOO at one setting"] = RLOO + HINT, ALIKE
     if kind == "long":
         found = {WITH + said(arm): (arm + HINT, arm) for arm in PLAIN}
         found |= {"right alone, no hint, for RLOO without": (RIGHT, RLOO)}
@@ -99,10 +103,63 @@ def effect_table(kind: str, family: list[Effect]) -> str:
     return markdown([*head, "at as many updates", "greedily, by itself"], body)
 
 
+def tuned_table() -> str:
+    """Markdown of arms tuned by greedy answers, beside the like without a hint."""
+    body, tuned, drawn = [], read(TUNED), read("claim")
+    for arm in FIXED:
+        bare, place = arm.removesuffix(HINT), run.tokens(REGIME, "claim")
+        _, n, rate = tuned[arm]["settings"][0]
+        ends = {
+            what: run.ends(tuned[arm], place, what).mean()
+            for what in ("greedy", *show.UPDATED[::-1])
+        }
+        cells = said(arm), f"{n:g}", show.power(rate)
+        cells += tuple(number(ends[what]) for what in ("greedy", "rate"))
+        gaps = [
+            show.own_gap(REGIME, "claim", (tuned[arm], other[bare]), what)
+            for other in (tuned, drawn)
+            for what in ("greedy", "rate")
+            if bare != arm
+        ]
+        body.append([*cells, f"{ends['updates']:.0f}", *(gaps or [""] * 4)])
+    head = ["tuned by greedy answers", "n", "rate", "greedily", "in draws", "updates"]
+    head += ["a hint, greedily", "in draws"]
+    return markdown([*head, "for no hint tuned by draws, greedily", "in draws"], body)
+
+
+def predicted_table() -> str:
+    """Markdown of where arms without hints are predicted to end, and do."""
+    told = show.load(run.RESULTS / REGIME / "predicted.json")
+    place, every = run.tokens(REGIME, "claim"), read("claim")
+    ends = {arm: run.ends(every[arm], place).mean() for arm in told}
+    body = [
+        [
+            *(said(arm), own["best"], number(ends[arm])),
+            between((own["progress"], own["low"], own["high"])),
+        ]
+        for arm, own in told.items()
+    ]
+    both = [(own["progress"], ends[arm]) for arm, own in told.items()]
+    ranks = float(np.corrcoef(*stats.rankdata(both, axis=0).T)[0, 1])
+    body.append(["correlation of ranks", "", "", number(ranks, "+", 2)])
+    return markdown(["arm without a hint", "at", "measured", "predicted"], body)
+
+
+def imitated_table() -> str:
+    """Markdown of what imitating the solutions gives."""
+    own = show.load(hints.path(hints.IMITATED))
+    ends = (plus_minus(Effect(REGIME, "", "", np.array(own[x])).mean) for x in ENDS)
+    head = ["what hints are heads of, imitated", "in draws", "greedily", "updates"]
+    cells = [said.replace("+", "") for said in ends]
+    return markdown(head, [["solutions", *cells, str(own["updates"])]])
+
+
 def tables() -> list[str]:
     """All tables of the page."""
     family = show.family([one for kind in KINDS for one in effects(kind)])
-    return [arm_table(), *(effect_table(kind, family) for kind in KINDS)]
+    of_kinds = (effect_table(kind, family) for kind in KINDS)
+    found = [arm_table(), *of_kinds, tuned_table(), imitated_table()]
+    return [*found, predicted_table()]
 
 
 def main() -> None:

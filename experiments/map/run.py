@@ -140,7 +140,8 @@ def _first(regime: str) -> Setting:
     return REGIMES[regime].chunks(regimes.BASELINES[0])[0][0]
 
 
-def _warm_config(regime: str):
+def warm_config_of(regime: str):
+    """The config of the warm start of a regime."""
     chosen = {regimes.BASELINES[0]: _first(regime)}
     return warm_config(
         regimes.experiment(regime, chosen),
@@ -159,7 +160,7 @@ def _warm_key(regime: str) -> str:
 def _warm(piece: Piece) -> Any:
     """The warm starts of some seeds, on the host."""
     seeds = SEEDS[piece.number * SEEDS_AT_A_TIME :][:SEEDS_AT_A_TIME]
-    config = replace(_warm_config(piece.regime), seed=seeds[0], seeds=len(seeds))
+    config = replace(warm_config_of(piece.regime), seed=seeds[0], seeds=len(seeds))
     loop = loops.Jitted(build(config))
     assert config.warm_start
     state, total = loop.initial(), config.warm_start.steps
@@ -190,7 +191,7 @@ def _lanes(regime: str, recipe: str, settings: list[Setting], stage: str):
 
 def _start(piece: Piece) -> dict[str, Any]:
     """What a regime is, in numbers, before RL; of the training prompts it draws."""
-    config = replace(_warm_config(piece.regime), seed=0, seeds=len(TUNING))
+    config = replace(warm_config_of(piece.regime), seed=0, seeds=len(TUNING))
     about = REGIMES[piece.regime]
     options = {f"task.{name}": value for name, value in about.task.items()}
     parts = build(override(config, options))
