@@ -49,10 +49,15 @@ def pairs(kind: str) -> dict[str, tuple[str, str]]:
     return found | right | show.twins(ARMS) | show.SINGLE
 
 
+def rates(kind: str) -> dict[str, np.ndarray]:
+    """`[R]` held-out pass rates of each arm at equal tokens."""
+    place = run.tokens(REGIME, kind)
+    return {arm: run.ends(own, place) for arm, own in read(kind).items()}
+
+
 def effects(kind: str) -> list[Effect]:
     """All effects at a horizon."""
-    place, every = run.tokens(REGIME, kind), read(kind)
-    ends = {arm: run.ends(own, place) for arm, own in every.items()}
+    ends = rates(kind)
     gaps = {name: ends[a] - ends[b] for name, (a, b) in pairs(kind).items()}
     if kind == "claim":
         bare = {arm: ends[arm] for arm in ARMS}
@@ -130,8 +135,7 @@ def tuned_table() -> str:
 def predicted_table() -> str:
     """Markdown of where arms without hints are predicted to end, and do."""
     told = show.load(run.RESULTS / REGIME / "predicted.json")
-    place, every = run.tokens(REGIME, "claim"), read("claim")
-    ends = {arm: run.ends(every[arm], place).mean() for arm in told}
+    ends = {arm: own.mean() for arm, own in rates("claim").items()}
     body = [
         [
             *(said(arm), own["best"], number(ends[arm])),

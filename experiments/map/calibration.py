@@ -20,10 +20,11 @@ from curax.runs.drawing import LIGHT, canvas, label
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from curax.theory import advice
-from experiments.factorial import never
+from experiments.factorial import hints, never
 from experiments.factorial import predict as arms
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
+from experiments.factorial import show_hints as of_hints
 from experiments.map import predict, regimes, show
 from experiments.map.show import number
 
@@ -69,10 +70,11 @@ def every() -> list[Judged]:
         place = show.budget(regime)
         rates = {name: show.rates_at(curves[name], place) for name in told}
         found += _rows("map", regime, told, rates, "rloo")
-    for regime in factorial.REGIMES:
+    hinted = {hints.REGIME: of_hints.rates("claim")}
+    for regime in (*factorial.REGIMES, *hinted):
         path = factorial.RESULTS / regime / "predicted.json"
         told = json.loads(path.read_text()) if path.exists() else {}
-        rates = effects.rates(regime, "claim")
+        rates = hinted.get(regime) or effects.rates(regime, "claim")
         found += _rows("factorial", regime, told, rates, arms.BASE)
     return found
 
