@@ -441,7 +441,8 @@ def test_sentences_about_the_map_say_what_the_results_give(judged):
 
 @pytest.mark.long
 def test_what_to_use_is_told_by_figures_of_the_pages(judged):
-    tables = [*effects.tables(), show.table(list(judged.values()))]
+    tables = [*effects.tables(), *of_hints.tables()]
+    tables.append(show.table(list(judged.values())))
     tables += of_text()
     tables.append(page("experiments/references/README.md"))
     tables.append(page("experiments/references_control/README.md"))

@@ -4,11 +4,11 @@ Command:  python -m experiments.factorial.hints
 
 In the map's `hints`: the eight arms, those of one draw of each prompt, and all of them
 with hints: groups in which nothing is right are drawn again behind the head of the
-solution, a value longer each time, at most all but the last. Tuned and run as the arms
-of other regimes, with seeds that the map has not used. At four times the tokens RLOO
-and right ones alone, with and without a hint. And what a hint is beside as many draws
-without one: *again*, at the setting of the hinted arm, draws a group as often as that
-does, of the bare prompt; and RLOO without a hint at that setting, *like*.
+solution, of one value, of two, and of two again. Tuned and run as the arms of other
+regimes, with seeds that the map has not used. At four times the tokens RLOO and right
+ones alone, with and without a hint. And what a hint is beside redrawing without one:
+*again*, at the setting of the hinted arm, may draw a group as often, of the bare
+prompt; and RLOO without a hint at that setting, *like*.
 
 Arms of fixed draws also at the settings that their trials, and some at a lower rate,
 take by greedy answers. And what all hints are heads of, the solutions, imitated as the
@@ -100,7 +100,7 @@ def changes(arm: str, setting: Setting) -> dict[str, Any]:
 
 
 def again(arm: str, n: int) -> dict[str, Any]:
-    """Changes of `rloo`: rounds of n until one is right, as many as with hints."""
+    """Changes of `rloo`: rounds of n until one is right, at most as with hints."""
     return {k: v for k, v in run.changes(arm).items() if k not in regimes.EQUAL} | {
         "sampling.prompts": regimes.ROWS // n,
         "sampling.group_size": n * (1 + run.HINTED.levels),

@@ -6,6 +6,7 @@ Intervals are those of t, over seeds, widened by Holm's procedure over all effec
 that page; greedily, and at as many updates, they are of 95 % by themselves.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,34 +40,45 @@ def pairs(kind: str) -> dict[str, tuple[str, str]]:
     """Arms whose gap is of the family, by what it is of."""
     right = {"right alone, no hint, for RLOO with": (RIGHT, RLOO + HINT)}
     right[f"{WITH}RLOO at one setting"] = RLOO + HINT, ALIKE
+    right["right alone, no hint, for RLOO at that setting"] = RIGHT, ALIKE
     if kind == "long":
         found = {WITH + said(arm): (arm + HINT, arm) for arm in PLAIN}
         found |= {"right alone, no hint, for RLOO without": (RIGHT, RLOO)}
         return found | right | {"right alone, both hinted": (RIGHT + HINT, RLOO + HINT)}
     found = {WITH + said(arm): (arm + HINT, arm) for arm in BARE}
     for arm in PLAIN:
-        found[f"{WITH}for as many draws without, {said(arm)}"] = arm + HINT, arm + AGAIN
+        found[f"{WITH}for redrawing without, {said(arm)}"] = arm + HINT, arm + AGAIN
     return found | right | show.twins(ARMS) | show.SINGLE
 
 
-def rates(kind: str) -> dict[str, np.ndarray]:
+def rates(kind: str, what: str = "rate") -> dict[str, np.ndarray]:
     """`[R]` held-out pass rates of each arm at equal tokens."""
     place = run.tokens(REGIME, kind)
-    return {arm: run.ends(own, place) for arm, own in read(kind).items()}
+    return {arm: run.ends(own, place, what) for arm, own in read(kind).items()}
+
+
+def gaps(kind: str, what: str = "rate") -> dict[str, np.ndarray]:
+    """`[R]` of each effect at a horizon."""
+    ends = rates(kind, what)
+    found = {name: ends[a] - ends[b] for name, (a, b) in pairs(kind).items()}
+    if kind == "claim":
+        bare = {arm: ends[arm] for arm in ARMS}
+        helped = {arm: found[WITH + said(arm)] for arm in ARMS}
+        found |= {name: show.effect(bare, at) for name, at in run.EFFECTS.items()}
+        found[f"{WITH}mean of the eight"] = np.mean(list(helped.values()), 0)
+        for i, name in enumerate(show.NAMES):
+            found[f"{WITH}more with {name}"] = show.effect(helped, (i,))
+    return found
 
 
 def effects(kind: str) -> list[Effect]:
     """All effects at a horizon."""
-    ends = rates(kind)
-    gaps = {name: ends[a] - ends[b] for name, (a, b) in pairs(kind).items()}
-    if kind == "claim":
-        bare = {arm: ends[arm] for arm in ARMS}
-        helped = {arm: gaps[WITH + said(arm)] for arm in ARMS}
-        gaps |= {name: show.effect(bare, at) for name, at in run.EFFECTS.items()}
-        gaps[f"{WITH}mean of the eight"] = np.mean(list(helped.values()), 0)
-        for i, name in enumerate(show.NAMES):
-            gaps[f"{WITH}more with {name}"] = show.effect(helped, (i,))
-    return [Effect(REGIME, kind, name, gap) for name, gap in gaps.items()]
+    return [Effect(REGIME, kind, name, gap) for name, gap in gaps(kind).items()]
+
+
+def by_itself(gap: Any) -> str:
+    """A mean with half of its 95 % interval, which is none of the family."""
+    return plus_minus(Effect(REGIME, "", "", np.array(gap)).mean)
 
 
 def said(arm: str) -> str:
@@ -96,14 +108,14 @@ def arm_table() -> str:
 def effect_table(kind: str, family: list[Effect]) -> str:
     """Markdown of all effects at a horizon; what is certain is bold."""
     body, every, among = [], read(kind), pairs(kind)
+    greedily = gaps(kind, "greedy")
     for one in family:
         if one.kind != kind:
             continue
         cells = one.name, show.told(one), between(one.middle, "+")
         both = [every[arm] for arm in among.get(one.name, ())]
         alike = plus_minus(show.by_updates(REGIME, kind, both)) if both else ""
-        greedily = show.own_gap(REGIME, kind, both) if both else ""
-        body.append([*cells, alike, greedily])
+        body.append([*cells, alike, by_itself(greedily[one.name])])
     head = [f"effect{KINDS[kind]}", "of means", "interquartile mean"]
     return markdown([*head, "at as many updates", "greedily, by itself"], body)
 
@@ -149,21 +161,64 @@ def predicted_table() -> str:
     return markdown(["arm without a hint", "at", "measured", "predicted"], body)
 
 
+def hinted_table() -> str:
+    """Markdown of the choices among arms with hints; none of the family."""
+    body = []
+    for i, name in enumerate(show.NAMES):
+        of = (
+            {arm: ends[arm + HINT] for arm in ARMS}
+            for ends in (rates("claim", what) for what in ENDS)
+        )
+        body.append([name, *(by_itself(show.effect(own, (i,))) for own in of)])
+    return markdown(["among arms with hints", "in draws", "greedily"], body)
+
+
+def again_table() -> str:
+    """Markdown of hints beside redrawing, at as many steps; none of the family."""
+    body, every, place = [], read("claim"), run.tokens(REGIME, "claim")
+    for arm in PLAIN:
+        both = [every[arm + end] for end in (HINT, AGAIN)]
+        made = [steps(own, place) for own in both]
+        fewer = np.min(made, 0)
+        cells = [f"{place / number.mean():.0f}" for number in made]
+        for what in ENDS:
+            hinted, redrawn = (at_steps(own, what, fewer) for own in both)
+            cells.append(by_itself(hinted - redrawn))
+        body.append([said(arm), *cells])
+    head = ["a hint, for redrawing without", "tokens a step, hinted", "redrawn"]
+    return markdown([*head, "at as many steps, in draws", "greedily"], body)
+
+
+def steps(own: Mapping[str, Any], place: float) -> np.ndarray:
+    """`[R]` steps of each seed where it has drawn as many tokens."""
+    drawn = np.array(own["drawn"], float).T
+    return np.array([np.interp(place, x, own["steps"]) for x in drawn])
+
+
+def at_steps(own: Mapping[str, Any], what: str, places: np.ndarray) -> np.ndarray:
+    """`[R]` rates of each seed at its own number of steps."""
+    curves = zip(places, np.array(own[what], float).T, strict=True)
+    return np.array([np.interp(place, own["steps"], y) for place, y in curves])
+
+
 def imitated_table() -> str:
-    """Markdown of what imitating the solutions gives."""
+    """Markdown of what imitating the solutions gives, beside right ones with hints."""
     own = show.load(hints.path(hints.IMITATED))
-    ends = (plus_minus(Effect(REGIME, "", "", np.array(own[x])).mean) for x in ENDS)
-    head = ["what hints are heads of, imitated", "in draws", "greedily", "updates"]
-    cells = [said.replace("+", "") for said in ends]
-    return markdown(head, [["solutions", *cells, str(own["updates"])]])
+    cells = [by_itself(own[x]).replace("+", "") for x in ENDS]
+    for kind in KINDS:
+        hinted = (rates(kind, what)[RIGHT + HINT] for what in ENDS)
+        cells += [by_itself(own[x] - y) for x, y in zip(ENDS, hinted, strict=True)]
+    head = ["imitated", "in draws", "greedily", "less right ones with hints, in draws"]
+    head += ["greedily", "at four times the tokens, in draws", "greedily"]
+    return markdown(head, [["solutions", *cells]])
 
 
 def tables() -> list[str]:
     """All tables of the page."""
     family = show.family([one for kind in KINDS for one in effects(kind)])
     of_kinds = (effect_table(kind, family) for kind in KINDS)
-    found = [arm_table(), *of_kinds, tuned_table(), imitated_table()]
-    return [*found, predicted_table()]
+    found = [arm_table(), *of_kinds, hinted_table(), again_table(), tuned_table()]
+    return [*found, imitated_table(), predicted_table()]
 
 
 def main() -> None:
