@@ -502,7 +502,8 @@ WRONG = {
     "share": (["--advise", "--shared", "nan"], "--shared nan must be from 0 to 1; "),
     "file": (["--measured", "no.json"], "--measured is for --advise; add that, or "),
     "free": (["--advise", "--cost", "0", "0"], "--cost 0 0: neither may be below 0, "),
-    "paid": (["--advise", "--cost", "1", "-1"], "--cost 1 -1: neither may be below"),
+    "paid": (["--advise", "--cost", "2", "-1"], "--cost 2 -1: neither may be below"),
+    "most": (["--advise", "--shared", "1.5"], "--shared 1.5 must be from 0 to 1; "),
     "lift": (["--advise", "--lift", "1"], "--lift is not for --advise; leave it out."),
     "set": (["--advise", "--set", "a=1"], "--set a=1 changes a recipe; name one."),
     "out": (
