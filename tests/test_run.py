@@ -15,6 +15,7 @@ import pytest
 import small
 from outputs import message
 
+from curax.config import ConfigError
 from curax.runs import checkpoint, ending, folder, reading, run
 from curax.runs.compile_times import CompileTimes
 from curax.step import loops, validation
@@ -310,7 +311,7 @@ def no_package():
 
 def test_a_task_that_needs_what_is_not_installed_gets_the_line_that_installs_it():
     config = replace(small.get_config(), task=no_package)
-    assert message(run.ConfigError, run.make_loop, config) == (
+    assert message(ConfigError, run.make_loop, config) == (
         "the package sklearn_x is not installed; run pip install sklearn_x, or put its "
         "folder on PYTHONPATH if it is yours."
     )
