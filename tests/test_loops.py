@@ -116,10 +116,10 @@ def reference():
     return trained(TINY)
 
 
-def assert_same(got, want):
+def assert_same(got, want, tolerance=1e-5):
     for name in ("params", "memory", "position", "step", "reference"):
         jax.tree.map(
-            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+            partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance),
             getattr(got[0], name),
             getattr(want[0], name),
         )

@@ -74,11 +74,9 @@ def settings(arm: str, kind: str) -> list[Setting]:
 
 def trials(arm: str, by: str) -> list[tuple[Setting, float]]:
     """Settings of an arm that were tried, and their mean rates at equal tokens."""
-    files = [
-        Piece(REGIME, x, arm) for x in ("tune", LOWER) if by != "rate" or x == "tune"
-    ]
-    place = run.tokens(REGIME, "tune")
-    return [one for piece in files for one in run.tried(path(piece), place, by)]
+    kinds, place = ("tune", LOWER)[: 1 + (by == "greedy")], run.tokens(REGIME, "tune")
+    files = [path(Piece(REGIME, kind, arm)) for kind in kinds]
+    return [one for file in files for one in run.tried(file, place, by)]
 
 
 def chosen(arm: str, by: str) -> Setting:
