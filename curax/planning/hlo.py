@@ -93,9 +93,8 @@ def collectives(lines: list[str], *, scatters: bool = False) -> Iterator[Collect
             if scatters and kind == "all-reduce":
                 kind = "reduce-scatter"
             found = [(entries(dims), of) for of, dims in ARRAY.findall(match[1])]
-            if (
-                match[3] and kind != "all-reduce"
-            ):  # (what it reads, what it makes, marks)
+            # One that is begun: what it reads, what it makes, marks.
+            if match[3] and kind != "all-reduce":
                 number = match[4].count("%")
                 found = found[number : 2 * number]
             whole = float(sum(n * bytes_of(of) for n, of in found))

@@ -224,9 +224,9 @@ class Loop(States, abc.ABC):
             done += times
             yield state, done, losses
 
-    def warmed(self) -> Warm:
-        """The state after the whole warm start, the initial one without any."""
-        state = self.initial()
+    def warmed(self, state: Warm | None = None) -> Warm:
+        """The state after the whole warm start, of a given one or the initial one."""
+        state = state or self.initial()
         for after, *_ in self.warm_up(state):
             state = after
         return state

@@ -120,17 +120,15 @@ def measure(piece: Piece) -> bytes:
 
 def imitated() -> bytes:
     """What the file holds of a warm start that goes on without the teacher's errors."""
-    seeds, warm = run.seeded(REGIME, "claim"), regimes.COMMON["warm_start.rows"]
-    steps = -(-run.tokens(REGIME, "claim") // (warm * (regimes.DEPTH + 1)))
+    seeds, rows = run.seeded(REGIME, "claim"), regimes.COMMON["warm_start.rows"]
+    steps = -(-run.tokens(REGIME, "claim") // (rows * (regimes.DEPTH + 1)))
     own = {"task.errors": (0.0,) * 3, "warm_start.steps": steps}
     own["warm_start.optimizer.learning_rate.steps"] = steps
     like = replace(map_run.warm_config_of(REGIME), seed=seeds[0], seeds=len(seeds))
     loop = loops.Jitted(build(override(like, own)))
     begun = jax.device_get(run.started(REGIME, seeds).params)
-    state = replace(loop.initial(), params=begun)
-    for after, *_ in loop.warm_up(state):
-        state = after
-    rate, greedy, _ = loop.evaluate(loop.begin(state))
+    warm = loop.warmed(replace(loop.initial(), params=begun))
+    rate, greedy, _ = loop.evaluate(loop.begin(warm))
     ends = (np.mean(x, -1).tolist() for x in (rate, greedy))
     found = dict(zip(("rate", "greedy"), ends, strict=True))
     return (json.dumps({"seeds": seeds, "updates": steps} | found) + "\n").encode()
