@@ -17,6 +17,7 @@ from curax.models import pretrained
 from curax.runs import policies
 from curax.settings.config_types import present
 from curax.tasks import byte_pairs, text
+from curax.tasks import tokenizer_backends as backends
 from curax.tasks import word_problems as wp
 from curax.types import Contexts, DrawRows
 from curax.verify import graders
@@ -220,14 +221,19 @@ def test_the_teacher_reads_a_sentence_wrongly_as_often_as_it_says(form):
     assert abs(slips - rate) < 6 * np.sqrt(rate / max(len(same), 1))
 
 
-def test_the_tokenizer_is_the_same_each_time_and_keeps_texts(tmp_path):
-    own = wp.own_tokenizer()
+@pytest.mark.parametrize("pieces", [False, True])
+def test_the_tokenizer_is_the_same_each_time_and_keeps_texts(pieces, tmp_path):
+    own = wp.own_tokenizer(pieces=pieces)
     again = text.load(own.path)
     assert again.size == own.size <= wp.VOCABULARY
     learnt = [f"{r['question']}\n{r['taught']}" for r in wp.records(50)]
+    make = byte_pairs.pieces if pieces else partial(byte_pairs.tokenizer, digits=True)
     for name in ("one", "other"):
-        byte_pairs.tokenizer(tmp_path / name, learnt, vocab_size=300, digits=True)
-    files = [(tmp_path / n / "tokenizer.json").read_bytes() for n in ("one", "other")]
+        make(tmp_path / name, learnt, vocab_size=320)
+    files = [
+        [(file.name, file.read_bytes()) for file in sorted((tmp_path / name).iterdir())]
+        for name in ("one", "other")
+    ]
     assert files[0] == files[1]
     for record in wp.records(50, seed=10**6, unseen="forms"):
         said = f"{record['question']}\n{record['taught']}"
@@ -235,6 +241,27 @@ def test_the_tokenizer_is_the_same_each_time_and_keeps_texts(tmp_path):
         assert own.decode(ids) == said
         digits = [i for i in ids if any(map(str.isdigit, own.decode([i])))]
         assert len(digits) == sum(map(str.isdigit, said))
+
+
+@cache
+def both():
+    """The tokenizer.model of word problems, and the tokenizer.json made from it."""
+    folder = wp.own_tokenizer(pieces=True).path
+    config = backends.json_of(folder / "tokenizer_config.json")
+    own = backends.SentencePieceBackend(folder / "tokenizer.model", config)
+    return own, backends.TokenizersBackend(folder / "tokenizer.json")
+
+
+@given(st.text([*"#=▁ \n\tabHow1234é漢😀<|_>"]), seeds, unseen)
+def test_both_files_of_sentencepiece_give_the_same_ids(other, seed, unseen):
+    own, made = both()
+    assert made.ids == own.ids
+    assert made.control == own.control
+    (record,) = wp.records(1, seed=seed, unseen=unseen)
+    for said in (other, record["question"], f"{record['taught']}<|im_end|>\n"):
+        ids = own.encode(said)
+        assert made.encode(said) == ids
+        assert made.decode(ids) == own.decode(ids) == said.replace("▁", " ")
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +340,7 @@ def test_traces_follow_the_hints_that_the_teacher_has_read():
         ({"hinted_traces": 0.5}, "=0.5 needs task.hints=True; set that too"),
         ({"most_steps": 4}, "task.most_steps=4 must be at least task.least_steps=1 "),
         ({"least_steps": 3, "most_steps": 2}, "most_steps=2 must be at least .*=3 and"),
+        ({"pieces": True, "tokenizer": "there"}, "pieces=True .* there has its own"),
         ({"unseen": "words"}, "unseen='words' must be one of problems, forms, numbers"),
     ],
 )
@@ -339,20 +367,21 @@ def greedy(model, params, task):
     return np.asarray(draw(params, contexts, asked, jax.random.key(0)).tokens)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The run folder of the recipe, tiny, and its export."""
+@pytest.fixture(scope="module", params=[False, True], ids=["bytes", "pieces"])
+def trained(tmp_path_factory, request):
+    """The run folder of the recipe, tiny, with its tokenizer, and its export."""
     place = tmp_path_factory.mktemp("text")
     run, out = place / "run", place / "out"
     words = ["text", "--workdir", str(run), "--set", *SMALL.split()]
+    words.append(f"task.pieces={request.param}")
     assert train.main(words) == 0
     assert export.main([str(run), str(out)]) == 0
-    return run, out
+    return run, out, wp.own_tokenizer(pieces=request.param)
 
 
 @pytest.mark.long
 def test_the_recipe_trains_and_its_export_says_the_same(trained):
-    run, out = trained
+    run, out, taught = trained
     policy = policies.load_run(run, policies.run_config(run))
     own = present(policy.task)
     with policy.context():
@@ -362,14 +391,16 @@ def test_the_recipe_trains_and_its_export_says_the_same(trained):
     np.testing.assert_array_equal(got, want)
     spoken = text.load(out)
     said = "Ann has 12 coins."
-    assert spoken.encode(said) == wp.own_tokenizer().encode(said)
-    assert spoken.template == wp.own_tokenizer().template
+    assert spoken.encode(said) == taught.encode(said)
+    assert spoken.template == taught.template
+    held = {file.name for file in taught.path.iterdir() if file.is_file()}
+    assert held <= {file.name for file in out.iterdir()}
     assert (run / "report.html").exists()
 
 
 @pytest.mark.long
 def test_a_run_and_its_export_are_evaluated_and_trained_on_files(trained, tmp_path):
-    run, out = trained
+    run, out, _ = trained
     assert demo.main([str(tmp_path / "files"), "--text"]) == 0
     file = str(tmp_path / "files" / "numbers.jsonl")
     words = ["--n", "2", "--k", "1", "--limit", "4", "--max-tokens", "4"]

@@ -1,10 +1,13 @@
 """Tokenizers of byte pairs, learnt from texts, in the files of Hugging Face."""
 
+import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from curax.tasks import text
+from curax.tasks.tokenizer_backends import SPACE
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TURNS = """\
@@ -54,6 +57,72 @@ def tokenizer(
         show_progress=False,
     )
     core.train_from_iterator(texts, trainer)
+    return _written(path, core, chat=chat)
+
+
+def pieces(path: Path, texts: Iterable[str], *, vocab_size: int) -> text.Tokenizer:
+    """Write SentencePiece's byte pairs, learnt from texts, and load them.
+
+    Pieces of characters, a space among them, and bytes for characters that no text
+    has; each digit is a token, and nothing is normalised. The same texts give the same
+    files.
+
+    Args:
+        path: folder that gets tokenizer.model, the tokenizer.json made from it, which
+            gives the same ids, and tokenizer_config.json with a chat template.
+        texts: to learn from.
+        vocab_size: ids at most; bytes, control tokens and the unknown take 260.
+
+    Raises:
+        ImportError: `tokenizers` is not installed.
+    """
+    from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=(model := io.BytesIO()),
+        model_type="bpe",
+        vocab_size=vocab_size,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        split_digits=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        control_symbols=[PAD, START, END],
+        unk_id=0,
+        bos_id=-1,
+        eos_id=-1,
+        pad_id=-1,
+        num_threads=1,  # as are its files each time
+        minloglevel=2,
+    )
+    learnt = SentencePieceProcessor(model_proto=model.getvalue())
+    ids = {learnt.id_to_piece(i): i for i in range(len(learnt))}
+    merges = [
+        (piece[:cut], piece[cut:])
+        for piece, i in ids.items()
+        if not learnt.is_control(i) and not learnt.is_unknown(i)
+        for cut in range(1, len(piece))
+        if piece[:cut] in ids and piece[cut:] in ids
+    ]
+    unknown = learnt.id_to_piece(0)
+    core = Tokenizer(
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    core.normalizer = normalizers.Replace(" ", SPACE)
+    core.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    core.add_special_tokens([unknown, PAD, START, END])
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "tokenizer.model").write_bytes(model.getvalue())
+    return _written(path, core)
+
+
+def _written(path: Path, core: Any, *, chat: bool = True) -> text.Tokenizer:
+    """A tokenizer of `tokenizers`, written with its config and loaded."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

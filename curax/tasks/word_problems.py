@@ -393,10 +393,13 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def own_tokenizer() -> text.Tokenizer:
+def own_tokenizer(*, pieces: bool = False) -> text.Tokenizer:
     """The tokenizer of word problems, learnt from some of them: the same each time.
 
     Its files are in a folder of this process. Each digit is a token.
+
+    Args:
+        pieces: SentencePiece's, in place of byte pairs over bytes.
 
     Raises:
         ImportError: `tokenizers` is not installed.
@@ -404,6 +407,8 @@ def own_tokenizer() -> text.Tokenizer:
     form = "user\n{question}\nassistant\n{taught}"
     learnt = (form.format_map(record) for record in records(LEARNT_FROM))
     there = Path(_folder().name)
+    if pieces:
+        return byte_pairs.pieces(there / "pieces", learnt, vocab_size=VOCABULARY)
     return byte_pairs.tokenizer(there, learnt, vocab_size=VOCABULARY, digits=True)
 
 
@@ -411,6 +416,7 @@ def own_tokenizer() -> text.Tokenizer:
 def task(
     *,
     tokenizer: CheckpointPath | None = None,
+    pieces: bool = False,
     size: Count = 14_400,
     num_held_out: Count = 512,
     seed: Seed = 0,
@@ -435,6 +441,7 @@ def task(
     Args:
         tokenizer: folder of a checkpoint, or a name on the hub; None: the `path` of
             the model, or where that has none, the tokenizer of word problems.
+        pieces: that tokenizer is SentencePiece's, in place of byte pairs over bytes.
         size: problems to train on, repeated questions included.
         num_held_out: held-out problems, of seeds behind those of the others; their
             questions are removed from the training problems.
@@ -465,6 +472,11 @@ def task(
         )
     if unseen not in UNSEEN:
         raise ValueError(f"task.unseen={unseen!r} must be one of {', '.join(UNSEEN)}.")
+    if pieces and tokenizer:
+        raise ValueError(
+            f"task.pieces=True is of a tokenizer learnt here, and {tokenizer} has its "
+            "own; set task.pieces=False."
+        )
     if sentences and hints:
         raise ValueError(
             "task.hints=True are solutions whose answers are numbers, which are not "
@@ -474,8 +486,9 @@ def task(
         raise ValueError(
             f"task.hinted_traces={hinted_traces} needs task.hints=True; set that too."
         )
+    own = text.load(tokenizer) if tokenizer else own_tokenizer(pieces=pieces)
     prompt_format = PromptFormat(
-        tokenizer=text.load(tokenizer) if tokenizer else own_tokenizer(),
+        tokenizer=own,
         reference=" {solution}" if sentences else None,
     )
     steps = {"least_steps": least_steps, "most_steps": most_steps}

@@ -211,9 +211,10 @@ def test_adapters_begin_as_those_of_peft(folder):
     assert policy.trained
 
 
-def test_the_tokenizer_of_word_problems_is_theirs():
+@pytest.mark.parametrize("pieces", [False, True])
+def test_the_tokenizer_of_word_problems_is_theirs(pieces):
     """Texts, their ids and the chat template; so is that of an export, a copy of it."""
-    ours = word_problems.own_tokenizer()
+    ours = word_problems.own_tokenizer(pieces=pieces)
     theirs = AutoTokenizer.from_pretrained(ours.path)
     assert (theirs.eos_token_id, theirs.pad_token_id) == (*ours.end, ours.pad)
     for record in word_problems.records(30, unseen="forms"):
