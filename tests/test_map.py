@@ -25,6 +25,7 @@ from experiments.factorial import never, single
 from experiments.factorial import run as factorial
 from experiments.factorial import show as effects
 from experiments.factorial import show_hints as of_hints
+from experiments.factorial import show_longer as of_longer
 from experiments.lag import late
 from experiments.lag import show as lag
 from experiments.map import ablations, calibration, parts, regimes, run, show
@@ -278,18 +279,20 @@ def test_the_page_of_the_factorial_has_the_tables_that_the_results_give():
     drawn = page("docs/choose_a_recipe.md").partition("### Drawing until one")[2]
     drawn = drawn.partition("## ")[0]
     said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", text + drawn)
-    assert [gap for gap in said if gap not in "".join(tables)] == []
+    others = of_longer.tables()  # named where the page has figures of them
+    assert [gap for gap in said if gap not in "".join([*tables, *others])] == []
     assert f"All {len(effects.effects())}, at both" in text
     whole = (effects.HERE / "README.md").read_text()
     assert effects.renewed(whole, tables) == whole
 
 
 @pytest.mark.long
-def test_the_page_of_hints_has_the_tables_that_the_results_give():
-    text, tables = page("experiments/factorial/hints.md", whole=True), of_hints.tables()
+@pytest.mark.parametrize("of", [of_hints, of_longer])
+def test_the_pages_beside_the_factorial_have_the_tables_that_the_results_give(of):
+    text, tables = of.PAGE.read_text("utf-8"), of.tables()
     said = re.findall(r"[+-]?\.\d{3} ± \.\d{3}", " ".join(text.split()))
     assert [gap for gap in said if gap not in "".join(tables)] == []
-    assert f"all {sum(len(of_hints.effects(kind)) for kind in of_hints.KINDS)}" in text
+    assert f"all {len(of.effects())}" in text
     assert effects.renewed(text, tables) == text
 
 
@@ -441,7 +444,7 @@ def test_sentences_about_the_map_say_what_the_results_give(judged):
 
 @pytest.mark.long
 def test_what_to_use_is_told_by_figures_of_the_pages(judged):
-    tables = [*effects.tables(), *of_hints.tables()]
+    tables = [*effects.tables(), *of_hints.tables(), *of_longer.tables()]
     tables.append(show.table(list(judged.values())))
     tables += of_text()
     tables.append(page("experiments/references/README.md"))

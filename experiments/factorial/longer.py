@@ -3,9 +3,10 @@
 Command:  python -m experiments.factorial.longer
 
 In the dense regimes and noisy: the other six arms at the settings of their claims; RLOO
-at the setting that most arms of right ones took (n = 2, 1e-3); and in the dense regimes
-RLOO and what leads by greedy answers, at the settings that these took. What is in
-`results_longer/` is not measured again, so that the command, begun anew, goes on.
+at those that arms of right ones took (n = 2 and 4, 1e-3); one draw of each prompt; and
+in the dense regimes RLOO and what leads by greedy answers, at the settings that these
+took. What is in `results_longer/` is not measured again, so that the command, begun
+anew, goes on.
 """
 
 from pathlib import Path
@@ -17,8 +18,9 @@ from experiments.map.regimes import Setting
 
 RESULTS = Path(__file__).parent / "results_longer"
 REGIMES = ("dense_fresh", "noisy", "dense_returning")
-LIKE = "like"  # kind: at the setting of another arm
 RLOO, LEADS = run.PLAIN[0], "right-drawn-log"
+LIKE, FOUR = "like", "four"  # kinds: at the setting of another arm
+LIKES = {LIKE: LEADS, FOUR: "right-fixed-log"}
 
 
 def path(piece: Piece) -> Path:
@@ -33,8 +35,10 @@ def path(piece: Piece) -> Path:
 def pieces() -> list[Piece]:
     """All pieces, in order."""
     tuned = [Piece(r, TUNED, arm) for r in run.DENSE for arm in (RLOO, LEADS)]
-    long = [Piece(r, "long", arm) for r in REGIMES for arm in run.ARMS]
-    return [*tuned, *(Piece(r, LIKE, RLOO) for r in REGIMES), *long]
+    every = (*run.ARMS, *single.ARMS)
+    long = [Piece(r, "long", arm) for r in REGIMES for arm in every]
+    likes = [(r, LIKE) for r in REGIMES] + [(r, FOUR) for r in run.DENSE]
+    return [*tuned, *(Piece(*own, RLOO) for own in likes), *long]
 
 
 def chosen(piece: Piece) -> Setting:
@@ -42,11 +46,13 @@ def chosen(piece: Piece) -> Setting:
     regime, kind, arm = piece
     if kind == TUNED:
         return greedy.chosen(regime, arm)
-    return run.chosen(regime, LEADS if kind == LIKE else arm)
+    return run.chosen(regime, LIKES.get(kind, arm))
 
 
 def measure(piece: Piece) -> bytes:
     """Measure a piece, and return what its file holds."""
+    if piece.arm in single.ARMS:
+        return single.measure(piece)
     return run.measure(Piece(piece.regime, "long", piece.arm), chosen(piece))
 
 

@@ -71,9 +71,15 @@ def gaps(kind: str, what: str = "rate") -> dict[str, np.ndarray]:
     return found
 
 
-def effects(kind: str) -> list[Effect]:
-    """All effects at a horizon."""
-    return [Effect(REGIME, kind, name, gap) for name, gap in gaps(kind).items()]
+def effects() -> list[Effect]:
+    """All effects of the page: one family."""
+    return show.family(
+        [
+            Effect(REGIME, kind, name, gap)
+            for kind in KINDS
+            for name, gap in gaps(kind).items()
+        ]
+    )
 
 
 def by_itself(gap: Any) -> str:
@@ -215,7 +221,7 @@ def imitated_table() -> str:
 
 def tables() -> list[str]:
     """All tables of the page."""
-    family = show.family([one for kind in KINDS for one in effects(kind)])
+    family = effects()
     of_kinds = (effect_table(kind, family) for kind in KINDS)
     found = [arm_table(), *of_kinds, hinted_table(), again_table(), tuned_table()]
     return [*found, imitated_table(), predicted_table()]
