@@ -29,6 +29,8 @@ MORE = {
     "right at 1, for right at n": (("long", RIGHT_SINGLE), ("long", PLAIN[1])),
     "right at 1, for centred at 1": (("long", RIGHT_SINGLE), ("long", CENTRED_SINGLE)),
     "centred at 1, for RLOO at n": (("long", CENTRED_SINGLE), ("long", RLOO)),
+    "right at 1, for RLOO at n": (("long", RIGHT_SINGLE), ("long", RLOO)),
+    "right at 1, for RLOO at n = 4, 1e-3": (("long", RIGHT_SINGLE), (FOUR, RLOO)),
     "right at n, for centred at 1": (("long", PLAIN[1]), ("long", CENTRED_SINGLE)),
     "right alone, for RLOO at n = 2, 1e-3": (("long", PLAIN[1]), (LIKE, RLOO)),
     "right alone, for RLOO at n = 4, 1e-3": (("long", PLAIN[1]), (FOUR, RLOO)),
