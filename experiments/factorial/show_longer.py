@@ -6,6 +6,7 @@ Intervals are those of t, over seeds, widened by Holm's procedure over all effec
 that page; greedily, at a quarter and at as many updates they are of 95 % by themselves.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,29 @@ MORE = {
     "all three, for RLOO, each as tuned": (("long", LEADS), ("long", RLOO)),
     "the same by greedy answers": ((TUNED, LEADS), (TUNED, RLOO)),
     "the same, for RLOO tuned by draws": ((TUNED, LEADS), ("long", RLOO)),
+}
+CENTRED_DRAWN = "centred-drawn-log"
+# Asked when all was known, and none of the family.
+AFTER = {
+    "right at 1, for right drawn log": (("long", RIGHT_SINGLE), ("long", LEADS)),
+    "right at 1, for centred drawn log": (
+        ("long", RIGHT_SINGLE),
+        ("long", CENTRED_DRAWN),
+    ),
+    "right at 1, for right fixed log": (
+        ("long", RIGHT_SINGLE),
+        ("long", longer.LIKES[FOUR]),
+    ),
+    "right drawn log, for right fixed one": (("long", LEADS), ("long", PLAIN[1])),
+    "right drawn log, for the same by greedy answers": (
+        ("long", LEADS),
+        (TUNED, LEADS),
+    ),
+    "the same by greedy answers, for RLOO at n = 4, 1e-3": (
+        (TUNED, LEADS),
+        (FOUR, RLOO),
+    ),
+    "centred at 1, for RLOO at n = 4, 1e-3": (("long", CENTRED_SINGLE), (FOUR, RLOO)),
 }
 Run = tuple[str, str]  # kind and arm
 
@@ -111,9 +135,24 @@ def effect_table() -> str:
     return markdown([*head, "greedily, by itself"], body)
 
 
+def after_table() -> str:
+    """Markdown of gaps that were asked afterwards, by themselves."""
+    body = []
+    for regime in longer.REGIMES:
+        every = read(regime)
+        for name, pair in AFTER.items():
+            if all(own in every for own in pair):
+                both = [every[own] for own in pair]
+                of = partial(show.own_gap, regime, "long", both)
+                alike = show.plus_minus(show.by_updates(regime, "long", both))
+                body.append([regime, name, of("rate"), alike, of("greedy")])
+    head = ["regime", "asked afterwards, by itself", "sampled", "at as many updates"]
+    return markdown([*head, "greedily"], body)
+
+
 def tables() -> list[str]:
     """All tables of the page."""
-    return [arm_table(), effect_table()]
+    return [arm_table(), effect_table(), after_table()]
 
 
 def main() -> None:
