@@ -9,6 +9,7 @@ from typing import Any
 from curax.tasks import text
 from curax.tasks.tokenizer_backends import SPACE
 
+LONGEST = 2**20  # bytes of a text that SentencePiece learns from
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 TURNS = """\
 {% for message in messages %}
@@ -63,14 +64,14 @@ def tokenizer(
 def pieces(path: Path, texts: Iterable[str], *, vocab_size: int) -> text.Tokenizer:
     """Write SentencePiece's byte pairs, learnt from texts, and load them.
 
-    Pieces of characters, a space among them, and bytes for characters that no text
-    has; each digit is a token, and nothing is normalised. The same texts give the same
+    Pieces of all characters that texts have, a space among them, and bytes for others;
+    each digit is a token, and nothing is normalised. The same texts give the same
     files.
 
     Args:
         path: folder that gets tokenizer.model, the tokenizer.json made from it, which
             gives the same ids, and tokenizer_config.json with a chat template.
-        texts: to learn from.
+        texts: to learn from, of `LONGEST` bytes at most; longer ones are passed over.
         vocab_size: ids at most; bytes, control tokens and the unknown take 260.
 
     Raises:
@@ -85,7 +86,9 @@ def pieces(path: Path, texts: Iterable[str], *, vocab_size: int) -> text.Tokeniz
         model_type="bpe",
         vocab_size=vocab_size,
         hard_vocab_limit=False,
+        character_coverage=1.0,
         byte_fallback=True,
+        max_sentence_length=LONGEST,
         split_digits=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
@@ -95,7 +98,7 @@ def pieces(path: Path, texts: Iterable[str], *, vocab_size: int) -> text.Tokeniz
         bos_id=-1,
         eos_id=-1,
         pad_id=-1,
-        num_threads=1,  # as are its files each time
+        num_threads=1,  # the same files each time
         minloglevel=2,
     )
     learnt = SentencePieceProcessor(model_proto=model.getvalue())

@@ -393,7 +393,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @cache
-def own_tokenizer(*, pieces: bool = False) -> text.Tokenizer:
+def own_tokenizer(*, pieces: bool) -> text.Tokenizer:
     """The tokenizer of word problems, learnt from some of them: the same each time.
 
     Its files are in a folder of this process. Each digit is a token.
@@ -441,7 +441,8 @@ def task(
     Args:
         tokenizer: folder of a checkpoint, or a name on the hub; None: the `path` of
             the model, or where that has none, the tokenizer of word problems.
-        pieces: that tokenizer is SentencePiece's, in place of byte pairs over bytes.
+        pieces: the tokenizer of word problems is SentencePiece's, in place of byte
+            pairs over bytes.
         size: problems to train on, repeated questions included.
         num_held_out: held-out problems, of seeds behind those of the others; their
             questions are removed from the training problems.

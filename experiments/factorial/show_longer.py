@@ -61,6 +61,14 @@ AFTER = {
         (TUNED, LEADS),
         (FOUR, RLOO),
     ),
+    "1/p alone, for RLOO at n = 4, 1e-3": (
+        ("long", "centred-fixed-log"),
+        (FOUR, RLOO),
+    ),
+    "right at 1, for RLOO tuned by greedy answers": (
+        ("long", RIGHT_SINGLE),
+        (TUNED, RLOO),
+    ),
     "centred at 1, for RLOO at n = 4, 1e-3": (("long", CENTRED_SINGLE), (FOUR, RLOO)),
 }
 Run = tuple[str, str]  # kind and arm
