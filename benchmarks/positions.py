@@ -43,7 +43,7 @@ def simulated(
     random = np.random.default_rng(0)
     drawn = np.ceil(random.exponential(mean, rows)) if unequal else np.full(rows, mean)
     queue = list(np.clip(drawn, 1, most).astype(int))
-    blocks = {"blocks": softmax.piece(2, 64, 4), "kernel": (1, softmax.BLOCK // 2)}
+    blocks = {"blocks": softmax.BLOCK, "kernel": softmax.BLOCK // 2}
     length, count = np.array(queue[:slots]), np.zeros(slots, int)
     del queue[:slots]
     stages = list(cache_sizes.widths(context, most))
@@ -54,13 +54,12 @@ def simulated(
         count[works] += 1
         held += count[works].sum()
         read["rings"] += slots * stages[0]
-        for way, (size, block) in blocks.items():
+        for way, block in blocks.items():
             age = (time - np.arange(-(-most // block) * block)) % most
             seen = (
                 (age < count[:, None]) & works[:, None] & (np.arange(len(age)) < most)
             )
-            some = seen.reshape(slots // size, size, -1, block).any((1, 3))
-            read[way] += some.sum() * size * block
+            read[way] += seen.reshape(slots, -1, block).any(2).sum() * block
         read["pages"] += (-(-count[works] // softmax.BLOCK) * softmax.BLOCK).sum()
         for slot in np.nonzero(count == length)[0]:
             if queue:
@@ -115,7 +114,7 @@ def drawn(mean: float, most: int, groups: int, page: int) -> Drawn:
         head=lambda params: jnp.log(jnp.array([[chance + 1e-30], [1 - chance]])),
         axes={},
         shared=lambda cache: cache,
-        ragged=lambda columns: True,
+        ragged=cache_sizes.widened,
         paged=lambda columns: page,
     )
     contexts = Contexts(

@@ -266,7 +266,8 @@ class SharedCache:
     Slots lie on D shards, K / D on each; a shard has the prefixes of its own contexts.
     """
 
-    own: Any  # per layer k, v [K, kv_heads, W, d]: columns that slots have written
+    own: Any  # per layer k, v [K, kv_heads, W, d], columns that slots have written, or
+    # as `Model.ragged` has them
     prefix: Any  # per layer k, v [D, C, kv_heads, P, d]
     context: jax.Array  # [K] int32 in [0, C), prefix of each slot; C: the slot is idle
     group: int = flax.struct.field(pytree_node=False)  # slots expected to share one
@@ -304,8 +305,9 @@ class Model:
         shared: `cache -> cache`, keys and values of contexts as a `SharedCache` has
             them, which `features` with a column takes then. None: it does not, and each
             slot's prefix is copied in front of its own columns at every token.
-        ragged: whether it reads, here, of so many columns only those that hold tokens,
-            so that there may be all of them from the beginning; None: it does not.
+        ragged: `(cache, T) -> cache`, `SharedCache.own` without columns with T of them,
+            as `features` has them where it reads, here, of so many only those that
+            hold tokens; None, as its result too: there are as many as were needed.
         paged: columns of a page where so many columns may lie in `arrays.pages`, here;
             0: they are rings. None: always.
         adding: `(params, totals) -> params` for a line or contexts, such that the
@@ -325,7 +327,7 @@ class Model:
     load: Callable[[Any], Any] | None = None
     packs: Callable[[int, int, int], Any] | None = None
     shared: Callable[[Any], Any] | None = None
-    ragged: Callable[[int], bool] | None = None
+    ragged: Callable[[Any, int], Any] | None = None
     paged: Callable[[int], int] | None = None
     adding: Callable[[Any, Any], Any] | None = None
 

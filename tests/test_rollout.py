@@ -276,7 +276,10 @@ def test_stages_change_nothing_and_read_no_more_than_the_longest_has_needed(
 
 @pytest.fixture(params=["blocks", "mosaic", "triton"])
 def ragged(request, monkeypatch):
-    """Blocks of two columns, read by the loop of a CPU or by a kernel, interpreted."""
+    """Blocks of two columns, read by the loop of a CPU or by a kernel, interpreted.
+
+    As a function of keys and values `[N, kv_heads, S, d]`.
+    """
     how, read = softmax.of_blocks, mock.Mock(called=True)
     if request.param != "blocks":
         how, read = softmax.of_kernel, mock.Mock(wraps=getattr(softmax, request.param))
@@ -285,9 +288,22 @@ def ragged(request, monkeypatch):
     monkeypatch.setattr(softmax, "LEAST", 1)
     monkeypatch.setattr(softmax, "BLOCK", 2)
     monkeypatch.setattr(softmax, "TILE", 2)
-    monkeypatch.setattr(softmax, "piece", lambda *_: (4, 2))
-    yield lambda *given: how(*given)  # or programs of others would be taken
+    monkeypatch.setattr(softmax, "piece", lambda *_: 4)
+
+    def read_by(q, k, v, seen):  # a new one, or programs of others would be taken
+        if how is softmax.of_blocks:
+            k, v = (in_blocks(x, softmax.BLOCK) for x in (k, v))
+            k = jnp.swapaxes(k, -1, -2)
+        return how(q, k, v, seen)
+
+    yield read_by
     assert read.called
+
+
+def in_blocks(x, size):
+    """`[N, heads, S, d]` as `[N, b, heads, size, d]`."""
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % size), (0, 0)))
+    return jnp.swapaxes(x.reshape(*x.shape[:2], -1, size, x.shape[3]), 1, 2)
 
 
 @pytest.mark.long
@@ -342,11 +358,10 @@ def test_heads_lie_side_by_side_where_they_fill_lanes(
     assert lanes.side_by_side(*asked) == many
 
 
-def test_a_block_is_of_so_many_bytes():
-    assert softmax.piece(2, 16, 4) == (16, 256)
-    assert softmax.piece(2, 64, 4) == (8, 128)
-    assert softmax.piece(8, 128, 4) == (2, 64)
-    assert softmax.piece(64, 256, 4) == (1, 16)
+def test_a_piece_is_of_so_many_bytes():
+    assert softmax.piece(2, 16, 4) == 32
+    assert softmax.piece(2, 64, 4) == 8
+    assert softmax.piece(8, 128, 4) == 4  # at least
 
 
 @pytest.mark.first(1)
@@ -354,7 +369,6 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     """Keys that nobody sees may be anything, even no number."""
     for name in ("BLOCK", "TILE"):
         monkeypatch.setattr(softmax, name, 64)
-    monkeypatch.setattr(softmax, "piece", lambda *_: (4, 64))
     random = np.random.default_rng(0)
     q, k, v = (
         jnp.asarray(random.normal(size=(4, 2, *shape)), jnp.float32)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from curax.settings.config_paths import ConfigError
 from curax.types import Contexts
@@ -29,6 +30,15 @@ def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
     if most == 1 or half < 128 or context > steps:
         return (steps,)
     return (*widths(context, half, most - 1), steps)
+
+
+def widened(cache: Any, width: int) -> Any:
+    """Slots' own keys and values `[K, kv_heads, W, d]` with `width` columns."""
+
+    def leaf(x):
+        return jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
+
+    return jax.tree.map(leaf, cache)
 
 
 def token_bytes(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from curax.arrays import cache_sizes
+from curax.arrays.cache_sizes import widened
 from curax.arrays.masked import somewhere
 from curax.arrays.pages import Pages
 from curax.arrays.queues import Queue
@@ -204,30 +205,34 @@ def initial_table(fixed: LoopInputs, slots: int, room: cache_sizes.Room) -> Tabl
     return refill(fixed, table) if fixed.refills else table
 
 
-def widened(width: int, table: Table) -> Table:
-    """The table with its cache widened to `width` columns."""
+def held(table: Table, cache: Any) -> Table:
+    """The table with its slots' own keys and values, which lie where they do."""
 
     def leaf(x):
-        wide = jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
-        return constrain(wide, ("rows", "heads", None, None))
+        names = "rows", *(None,) * (x.ndim - 4), "heads", None, None
+        return constrain(x, names)
 
-    return dataclasses.replace(table, cache=jax.tree.map(leaf, table.cache))
+    return dataclasses.replace(table, cache=jax.tree.map(leaf, cache))
 
 
 def drawn(fixed: LoopInputs, slots: int, room: cache_sizes.Room) -> Table:
     """The table when all rows are drawn, by so many slots."""
     table, steps = initial_table(fixed, slots, room), fixed.max_tokens
     if room.pages:
-        return by_pages(fixed, widened(room.page, table))
-    columns = cache_sizes.widths(fixed.contexts.tokens.shape[1], steps)
-    if fixed.model.ragged and fixed.model.ragged(steps):
-        columns = (steps,)
-    for width in columns:
-        table = jax.lax.while_loop(
+        return by_pages(fixed, held(table, widened(table.cache, room.page)))
+
+    def filled(table: Table, width: int, cache: Any) -> Table:
+        return jax.lax.while_loop(
             partial(goes_on, fixed, width),
             partial(next_token, fixed, width),
-            widened(width, table),
+            held(table, cache),
         )
+
+    ragged = fixed.model.ragged
+    if ragged and (whole := ragged(table.cache, steps)):
+        return filled(table, steps, whole)
+    for width in cache_sizes.widths(fixed.contexts.tokens.shape[1], steps):
+        table = filled(table, width, widened(table.cache, width))
     return table
 
 

@@ -47,28 +47,40 @@ class Tiles:
 class Layer:
     """Keys and values of a layer, as decoding slots read them."""
 
-    own: Any  # k, v [K, kv_heads, W, d], or those of `lanes`
+    own: Any  # k, v [K, kv_heads, W, d], or those of `lanes`, `softmax.blocked`
     prefix: Any  # k, v [D, C, kv_heads, P, d]
     tiles: Tiles
     pool: Any = None  # k, v [D, pages, kv_heads, B, d]; None: there are no pages
     at: jax.Array | None = None  # [K, M] int32, pages of each slot
 
-    def attend(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array
-    ) -> jax.Array:
+    def written(self, k: jax.Array, v: jax.Array, column: Any) -> Any:
+        """The slots' own with key and value of a token, `[K, kv_heads, 1, d]`."""
+        keys, values = self.own
+        k, v = (lanes.in_lanes(x, values.shape[-3]) for x in (k, v))
+        put = jax.lax.dynamic_update_slice
+        if values.ndim == 4:
+            at = 0, 0, column, 0
+            return put(keys, k, at), put(values, v, at)
+        block, place = column // values.shape[-2], column % values.shape[-2]
+        k, v = jnp.swapaxes(k, 2, 3)[:, None], v[:, None]
+        return (
+            put(keys, k, (0, block, 0, 0, place)),
+            put(values, v, (0, block, 0, place, 0)),
+        )
+
+    def attend(self, q: jax.Array, own: Any, seen: jax.Array) -> jax.Array:
         """Attention of one query per slot.
 
         Args:
             q: `[K, heads, 1, d]`.
-            k: `[K, kv_heads, W, d]`, the slots' own, that of this token included.
-            v: `[K, kv_heads, W, d]`.
+            own: as the field, this token's key and value included.
             seen: `[K, P + W + M B]` bool, keys of the prefix and own ones that are
                 visible.
 
         Returns:
             `[K, heads, 1, d]`.
         """
-        heads, kv_heads = q.shape[1], k.shape[1]
+        heads, kv_heads = q.shape[1], own[0].shape[-3]
         by_keys = mesh_axes("heads", kv_heads)
         axes = by_keys or mesh_axes("heads", heads)
 
@@ -76,11 +88,10 @@ class Layer:
             if axes and not by_keys:  # copies of all heads of keys, of which it takes
                 first = jax.lax.axis_index(axes) * q.shape[1]
                 of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
-                own = tuple(heads_of(x, of, 1) for x in own)
-                held = jax.tree.map(lambda x: heads_of(x, of, 2), held)
+                own, held = jax.tree.map(lambda x: heads_of(x, of), (own, held))
             return _attend(q, own, *held, seen, tiles, at)
 
-        args = q, (k, v), (self.prefix, self.pool), seen, self.tiles, self.at
+        args = q, own, (self.prefix, self.pool), seen, self.tiles, self.at
         if not active():
             return run(*args)
         rows, cut = mesh_axes("rows") or None, axes or None
@@ -89,7 +100,7 @@ class Layer:
             run,
             in_specs=(
                 PartitionSpec(rows, cut),
-                PartitionSpec(rows, keys),
+                PartitionSpec(rows, *(None,) * (own[0].ndim - 4), keys),
                 PartitionSpec(rows, None, keys),
                 PartitionSpec(rows),
                 PartitionSpec(rows),
@@ -160,20 +171,20 @@ def _(axis_size: int, in_batched: list[bool], count: jax.Array):
     return (jnp.max(count, 0) if in_batched[0] else count), False
 
 
-def heads_of(x: jax.Array, of: jax.Array, axis: int) -> jax.Array:
+def heads_of(x: jax.Array, of: jax.Array) -> jax.Array:
     """Keys or values of the given heads; unchanged where there is only one head."""
-    return x if x.shape[axis] == 1 else jnp.take(x, of, axis)
+    return x if x.shape[-3] == 1 else jnp.take(x, of, -3)
 
 
 def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     """`Layer.attend` for the slots and heads of one device."""
     (k, v), width = own, prefix[0].shape[-2]
-    theirs, ours, before = jnp.split(seen, (width, width + k.shape[2]), 1)
-    grouped = lanes.grouped(q, k)
+    columns = k.shape[2] if pool is not None else seen.shape[1] - width
+    theirs, ours, before = jnp.split(seen, (width, width + columns), 1)
+    grouped = lanes.grouped(q, v)
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
-    *_, columns, d = k.shape
-    read = softmax.by_blocks(columns, d, k.dtype.itemsize)
+    read = softmax.by_blocks(columns, v.shape[-1], v.dtype.itemsize)
     if pool is not None:
         read = softmax.of_kernel
     if read:

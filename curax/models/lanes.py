@@ -35,12 +35,12 @@ def in_lanes(x: jax.Array, rows: int) -> jax.Array:
     return jnp.moveaxis(x, 2, 3).reshape(x.shape[0], rows, x.shape[3], -1)
 
 
-def grouped(q: jax.Array, k: jax.Array) -> jax.Array:
-    """Queries `[N, heads, 1, d]` by rows of keys, `[N, kv_heads, R, d]`.
+def grouped(q: jax.Array, v: jax.Array) -> jax.Array:
+    """Queries `[N, heads, 1, d]` by rows of values `v`, `[N, kv_heads, R, d]`.
 
     One of each of the heads that lie side by side, then the next of each.
     """
-    rows, many = k.shape[1], k.shape[-1] // q.shape[-1]
+    rows, many = v.shape[-3], v.shape[-1] // q.shape[-1]
     x = q.reshape(q.shape[0], rows, many, -1, q.shape[-1])
     return jnp.swapaxes(x, 2, 3).reshape(q.shape[0], rows, -1, q.shape[-1])
 

@@ -60,7 +60,7 @@ def attend(
         if axes and not by_keys:  # copies of all heads of keys, of which it takes
             first = jax.lax.axis_index(axes) * q.shape[1]
             of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
-            k, v, *prefix = (heads_of(x, of, 1) for x in (k, v, *prefix))
+            k, v, *prefix = (heads_of(x, of) for x in (k, v, *prefix))
         if lines.at_home:
             own = lines.contexts % prefix[0].shape[0]
             lines = dataclasses.replace(lines, contexts=own)

@@ -3,7 +3,7 @@
 With l = q k^T / sqrt(d), m and z = sum_s e^(l_s - m) the maximum and sum over these
 keys, `decoding` joins partial results by m and z. Where there are many columns, only
 blocks of them that hold a token are read, by a loop on a CPU and kernels elsewhere.
-There e^(l_s - m) is rounded to the precision of v, with the running m.
+There e^(l_s - m) is rounded to the precision of v, with the m of a block or so far.
 
 Where heads of keys lie side by side (`lanes`), kv_heads is the number of such rows, of
 D = p d entries, and results have entries of all p heads; elsewhere D = d.
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +22,9 @@ from curax.arrays.sharding import active, ampere, cores, platform
 from curax.models.lanes import scaling, spread
 
 LEAST = 256  # fewest columns that are read in blocks
-PIECE = 2**19  # bytes of keys in a block of a CPU: copied by several threads, cached
-BLOCK = 128  # columns of a page, twice those that a TPU fetches; entries of its lanes
+PIECE = 2**19  # bytes of keys that a CPU reads at a time: by several threads, cached
+SOME = 4  # blocks, at least
+BLOCK = 128  # columns of a CPU's block and of a page, entries of a TPU's lanes
 FETCHES = 4  # pieces of half as many columns that a step of a TPU's kernel reads
 TILE = 64  # columns of a block of a GPU, and most queries of a program there
 PROGRAMS = 1024  # of a GPU, so that all its processors have some
@@ -90,70 +92,81 @@ def by_blocks(width: int, d: int, item: int) -> Callable[..., Partial] | None:
     return BY_PLATFORM.get(platform()) if width >= LEAST and placed and fits else None
 
 
-def piece(kv_heads: int, d: int, item: int) -> tuple[int, int]:
-    """Slots and columns of a block of about `PIECE` bytes; `item` bytes per entry."""
-    places = max(1, PIECE // (kv_heads * d * item))
-    columns = max(16, 2 ** round(math.log2(16 * places) / 2))
-    return max(1, places // columns), columns
+def piece(kv_heads: int, d: int, item: int) -> int:
+    """Blocks of keys of about `PIECE` bytes, or some; `item` bytes per entry."""
+    return max(SOME, PIECE // (BLOCK * kv_heads * d * item))
+
+
+def blocked(cache: Any, columns: int) -> Any:
+    """Slots' own keys and values, of so many columns, as `of_blocks` takes them.
+
+    Args:
+        cache: per layer k and v, `[K, kv_heads, 0, d]`.
+        columns: W.
+    """
+
+    def leaf(x, *last):
+        slots, kv_heads, _, _ = x.shape
+        return jnp.zeros((slots, -(-columns // BLOCK), kv_heads, *last), x.dtype)
+
+    return tuple(
+        (leaf(k, k.shape[-1], BLOCK), leaf(v, BLOCK, v.shape[-1])) for k, v in cache
+    )
 
 
 @jax.custom_batching.sequential_vmap
 def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Partial:
     """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
 
+    Blocks of keys have columns last, for a product with rows of D would turn them
+    first. As many as are a piece are read at a time, of whichever slots.
+
     Args:
         q: as `exponentials`.
-        k: as `exponentials`.
-        v: `[N, kv_heads, S, D]`.
-        seen: as `exponentials`.
+        k: `[N, b, kv_heads, D, B]`, b blocks of B columns.
+        v: `[N, b, kv_heads, B, D]`.
+        seen: as `exponentials`, S at most b B.
 
     Returns:
         sum_s e^(l_s - m) v_s `[N, kv_heads, R, D]`, m and z `[N, kv_heads, R]`, all
         float32. Where no key is visible: 0, the lowest float32, and not quite 0.
     """
-    (slots, kv_heads, width, d), rows = k.shape, q.shape[2]
-    scale = scaling(q)
+    (_, most, kv_heads, size, d), scale = v.shape, scaling(q)
     q = spread(q, d)
-    size, block = piece(kv_heads, d, k.dtype.itemsize)
-    size, block = math.gcd(slots, size), min(block, width)
-    most = -(-width // block)
-    behind = ((0, 0), (0, most * block - width))
-    some = jnp.pad(seen, behind).reshape(-1, size, most, block).any((1, 3)).reshape(-1)
-    (found,) = jnp.nonzero(some, size=some.size, fill_value=0)
+    mask, some = blocks_seen(seen, size)
+    each = min(piece(kv_heads, d, v.dtype.itemsize), some.size)
+    (found,) = jnp.nonzero(some.reshape(-1), size=some.size + each, fill_value=0)
 
-    def add(i, state):
-        slot, column = found[i] // most * size, found[i] % most * block
-        start = jnp.minimum(column, width - block)  # the last may begin before its own
+    def read(i, state):
+        which = jax.lax.dynamic_slice_in_dim(found, i * each, each)
+        slot, block = which // most, which % most
+        visible = mask[slot, block][:, None, None]
+        keys = jnp.swapaxes(k[slot, block], 2, 3)
+        scores = _scores(q[slot], keys, visible, scale)
+        top = jnp.max(scores, -1, keepdims=True)
+        e = jnp.where(visible, jnp.exp(scores - top), 0.0)
+        out = _product(e.astype(v.dtype), v[slot, block])
+        new = out, top, jnp.sum(e, -1, keepdims=True)
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=i * each, axis=0)
+        return jax.tree.map(put, state, new)
 
-        def of_slots(x):
-            return jax.lax.dynamic_slice_in_dim(x, slot, size)
-
-        def keys(x):
-            shape = (size, kv_heads, block, d)
-            return jax.lax.dynamic_slice(x, (slot, 0, start, 0), shape)
-
-        mask = jax.lax.dynamic_slice(seen, (slot, start), (size, block))
-        mask &= (start + jnp.arange(block) >= column)[None]
-        out, top, total = map(of_slots, state)
-        mask = mask[:, None, None]
-        new = added((out, top, total), of_slots(q), keys(k), keys(v), mask, scale)
-        return tuple(
-            jax.lax.dynamic_update_slice_in_dim(x, y, slot, 0)
-            for x, y in zip(state, new, strict=True)
-        )
-
-    none = jnp.zeros((slots, kv_heads, rows, 1), jnp.float32)
-    state = jnp.zeros((*none.shape[:3], d), jnp.float32), none + LOWEST, none
-    count = jnp.sum(some, dtype=jnp.int32)
-    out, top, total = jax.lax.fori_loop(0, count, add, state)
-    return out, top[..., 0], jnp.maximum(total[..., 0], TINY)
+    none = jnp.zeros((len(found), *q.shape[1:]), jnp.float32)
+    pieces = -(-jnp.sum(some, dtype=jnp.int32) // each)
+    state = jax.lax.fori_loop(0, pieces, read, (none, none[..., :1], none[..., :1]))
+    place = jnp.cumsum(some.reshape(-1), dtype=jnp.int32).reshape(some.shape) - 1
+    out, top, total = (x[place] for x in state)  # [N, b, ...]
+    some = some[..., None, None, None]
+    high = jnp.max(jnp.where(some, top, LOWEST), 1)
+    share = jnp.where(some, jnp.exp(top - high[:, None]), 0.0)
+    total = jnp.maximum(jnp.sum(share * total, 1), TINY)
+    return jnp.sum(share * out, 1), high[..., 0], total[..., 0]
 
 
 def added(state: Partial, q, k, v, mask: jax.Array, scale: float) -> Partial:
     """A part with more keys: those of a block, of which the mask is visible.
 
-    The state is as of `of_blocks`, m and z with an axis of size 1 behind; q as of
-    `spread`, l = q k^T scale.
+    Of the state m and z have an axis of size 1 behind; q as of `spread`, l = q k^T
+    scale.
     """
     out, top, total = state
     scores = _scores(q, k, mask, scale)

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.nn import initializers
 
 from curax.arrays.accumulate import Adding, onto, through
+from curax.arrays.cache_sizes import widened
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
 from curax.models import attention, decoding, lanes, modules, packed, softmax
@@ -226,9 +227,13 @@ class Transformer:
         block = self.block
         return lanes.side_by_side(block.heads, block.kv_heads, block.head_dim)
 
-    def ragged(self, columns):
-        """Whether of so many columns those with tokens alone are read."""
-        return self.read_by(columns) is not None
+    def ragged(self, cache, columns):
+        """The slots' own with so many columns, if those with tokens alone are read."""
+        read = self.read_by(columns)
+        if not read:
+            return None
+        wide = softmax.blocked if read is softmax.of_blocks else widened
+        return wide(cache, columns)
 
     def paged(self, columns):
         """Columns of a page where the kernel reads so many columns; 0: it does not."""
@@ -466,13 +471,12 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
-        if cache is not None and column is not None:
-            own = cache.own if isinstance(cache, decoding.Layer) else cache
+        if isinstance(cache, decoding.Layer):
+            k, v = cache.written(k, v, column)
+        elif cache is not None and column is not None:
             k, v = (
-                jax.lax.dynamic_update_slice_in_dim(
-                    old, lanes.in_lanes(new, old.shape[1]), column, -2
-                )
-                for old, new in zip(own, (k, v), strict=True)
+                jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
+                for old, new in zip(cache, (k, v), strict=True)
             )
         elif cache is not None and not isinstance(seen, Visible):
             pairs = zip(cache, (k, v), strict=True)
@@ -480,7 +484,7 @@ class Block(nn.Module):
         if isinstance(seen, Visible):
             y = packed.attend(q, k, v, cache, seen)
         elif isinstance(cache, decoding.Layer):
-            y = cache.attend(q, k, v, seen)
+            y = cache.attend(q, (k, v), seen)
         else:
             y = self.attend(q, k, v, seen, causal=column is None)
         y = jnp.swapaxes(y, -3, -2).reshape(*x.shape[:-1], -1)
