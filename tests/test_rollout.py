@@ -364,6 +364,17 @@ def test_a_piece_is_of_so_many_bytes():
     assert softmax.piece(8, 128, 4) == 4  # at least
 
 
+@pytest.mark.parametrize(
+    ("columns", "blocks", "size"),
+    [(256, 2, 128), (257, 3, 86), (300, 3, 100), (384, 3, 128), (16_513, 130, 128)],
+)
+def test_blocks_hold_few_columns_more_than_there_are(columns, blocks, size):
+    none = jnp.zeros((3, 2, 0, 8), jnp.bfloat16)
+    ((k, v),) = jax.eval_shape(lambda x: softmax.blocked(((x, x),), columns), none)
+    assert (k.shape, v.shape) == ((3, blocks, 2, 8, size), (3, blocks, 2, size, 8))
+    assert k.dtype == v.dtype == none.dtype
+
+
 @pytest.mark.first(1)
 def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     """Keys that nobody sees may be anything, even no number."""

@@ -24,7 +24,7 @@ from curax.models.lanes import scaling, spread
 LEAST = 256  # fewest columns that are read in blocks
 PIECE = 2**19  # bytes of keys that a CPU reads at a time: by several threads, cached
 SOME = 4  # blocks, at least
-BLOCK = 128  # columns of a CPU's block and of a page, entries of a TPU's lanes
+BLOCK = 128  # columns of a CPU's block at most, of a page; entries of a TPU's lanes
 FETCHES = 4  # pieces of half as many columns that a step of a TPU's kernel reads
 TILE = 64  # columns of a block of a GPU, and most queries of a program there
 PROGRAMS = 1024  # of a GPU, so that all its processors have some
@@ -105,12 +105,14 @@ def blocked(cache: Any, columns: int) -> Any:
         columns: W.
     """
 
+    size = -(-columns // -(-columns // BLOCK))  # about as many in each
+
     def leaf(x, *last):
         slots, kv_heads, _, _ = x.shape
-        return jnp.zeros((slots, -(-columns // BLOCK), kv_heads, *last), x.dtype)
+        return jnp.zeros((slots, -(-columns // size), kv_heads, *last), x.dtype)
 
     return tuple(
-        (leaf(k, k.shape[-1], BLOCK), leaf(v, BLOCK, v.shape[-1])) for k, v in cache
+        (leaf(k, k.shape[-1], size), leaf(v, size, v.shape[-1])) for k, v in cache
     )
 
 
