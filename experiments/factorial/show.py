@@ -320,26 +320,27 @@ def arm_table(kind: str) -> str:
     body = []
     for regime in REGIMES:
         alike = entropies(regime, kind)
-        for arm, own in rates(regime, kind).items():
-            piece = read(regime, kind, arm)
-            setting = run.Setting(*piece["settings"][0])
-            middle = statistics.center([own])
+        for arm in measured(regime, kind):
+            piece, place = read(regime, kind, arm), run.tokens(regime, kind)
             at = {
-                what: run.ends(piece, run.tokens(regime, kind), what).mean()
+                what: run.ends(piece, place, what).mean()
                 for what in ("updates", "entropy", "greedy")
                 if piece.get(what)
             }
-            body.append(
-                [
-                    *(regime, arm.replace("-", " "), f"{setting.value:g}"),
-                    power(setting.rate),
-                    between(show.numbers(middle.value, middle.interval())),
-                    *(number(own.mean()), f"{at['updates']:.0f}"),
-                    *(number(at["entropy"]), number(alike[arm])),
-                    number(at["greedy"]) if "greedy" in at else "",
-                ]
-            )
+            cells = *ended(piece, place), f"{at['updates']:.0f}"
+            cells += number(at["entropy"]), number(alike[arm])
+            cells += (number(at["greedy"]) if "greedy" in at else "",)
+            body.append([regime, arm.replace("-", " "), *cells])
     return markdown(head, body)
+
+
+def ended(own: Mapping[str, Any], place: float) -> list[str]:
+    """Cells of an arm at so many tokens: n, rate, pass rate with interval, mean."""
+    setting, rates = run.Setting(*own["settings"][0]), run.ends(own, place)
+    middle = statistics.center([rates])
+    cells = [f"{setting.value:g}", power(setting.rate)]
+    cells += [between(show.numbers(middle.value, middle.interval()))]
+    return [*cells, number(rates.mean())]
 
 
 def entropies(regime: str, kind: str) -> dict[str, float]:

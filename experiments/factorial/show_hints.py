@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from curax.comparison import statistics
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments.factorial import hints, run, show
@@ -21,7 +20,7 @@ from experiments.factorial.greedy import TUNED
 from experiments.factorial.hints import AGAIN, ALIKE, BARE, FIXED, HINT, REGIME
 from experiments.factorial.run import ARMS, PLAIN
 from experiments.factorial.show import Effect
-from experiments.map.show import between, number, numbers, plus_minus
+from experiments.map.show import between, number, plus_minus
 
 PAGE = Path(__file__).parent / "hints.md"
 RLOO, RIGHT = PLAIN
@@ -97,16 +96,12 @@ def arm_table() -> str:
     body = []
     for kind, horizon in KINDS.items():
         for arm, own in read(kind).items():
-            setting = run.Setting(*own["settings"][0])
-            ends = {
-                what: run.ends(own, run.tokens(REGIME, kind), what)
-                for what in ("rate", "greedy", *show.UPDATED[:1])
-            }
-            middle = statistics.center([ends["rate"]])
-            cells = said(arm) + horizon, f"{setting.value:g}", show.power(setting.rate)
-            cells += (between(numbers(middle.value, middle.interval())),)
-            cells += number(ends["rate"].mean()), number(ends["greedy"].mean())
-            body.append([*cells, f"{ends['updates'].mean():.0f}"])
+            place = run.tokens(REGIME, kind)
+            greedy, made = (
+                run.ends(own, place, what).mean() for what in ("greedy", "updates")
+            )
+            cells = show.ended(own, place)
+            body.append([said(arm) + horizon, *cells, number(greedy), f"{made:.0f}"])
     head = ["arm with a hint or without", "n", "rate", "pass rate", "mean", "greedily"]
     return markdown([*head, "updates"], body)
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from curax.comparison import statistics
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments.factorial import longer, run, show, single
@@ -19,7 +18,7 @@ from experiments.factorial.longer import FOUR, LEADS, LIKE, RLOO
 from experiments.factorial.run import ARMS, PLAIN
 from experiments.factorial.show import Effect
 from experiments.factorial.show_hints import by_itself, said
-from experiments.map.show import between, number, numbers
+from experiments.map.show import between, number
 
 PAGE = Path(__file__).parent / "longer.md"
 KINDS = {"long": "", TUNED: ", tuned by greedy answers"}
@@ -111,17 +110,11 @@ def arm_table() -> str:
     body = []
     for regime in longer.REGIMES:
         for (kind, arm), own in read(regime).items():
-            setting = run.Setting(*own["settings"][0])
-            rates = end(regime, own)
-            middle = statistics.center([rates])
-            cells = [regime, said(arm) + KINDS[kind], f"{setting.value:g}"]
-            cells += [show.power(setting.rate)]
-            cells += [between(numbers(middle.value, middle.interval()))]
-            quarter = end(regime, own, at="claim")
-            means = rates, end(regime, own, "greedy"), quarter
-            cells += [number(x.mean()) for x in means]
-            cells += [number(end(regime, own, "entropy").mean())]
-            body.append([*cells, f"{end(regime, own, 'updates').mean():.0f}"])
+            cells = show.ended(own, run.tokens(regime, "long"))
+            rest = end(regime, own, "greedy"), end(regime, own, at="claim")
+            cells += [number(x.mean()) for x in (*rest, end(regime, own, "entropy"))]
+            cells += [f"{end(regime, own, 'updates').mean():.0f}"]
+            body.append([regime, said(arm) + KINDS[kind], *cells])
     head = ["regime", "arm at four times the tokens", "n", "rate", "pass rate", "mean"]
     return markdown([*head, "greedily", "at a quarter", "entropy", "updates"], body)
 
