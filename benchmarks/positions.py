@@ -2,12 +2,11 @@
 
 Slots are simulated that draw completions in turn, of equal or exponentially distributed
 lengths. Printed is the share of their own positions that is read and holds no token: of
-rings that grow in stages, of blocks of these that hold tokens of a few slots, and of
-pages that belong to one slot each. The kernel of TPUs reads blocks of one slot. With
---pages the sampler draws by a policy that reads nothing, in memory for so many rings,
-with rings and with pages, and what it would move with Qwen3-0.6B is printed. With
---topology a draw of that, or of --model, is compiled, and what a turn moves printed
-beside what it must. Needs libtpu.
+rings that grow in stages, of blocks of a slot that hold tokens, as a CPU and the kernel
+of TPUs read them, and of pages. With --pages the sampler draws by a policy that reads
+nothing, in memory for so many rings, with rings and with pages, and what it would move
+with Qwen3-0.6B is printed. With --topology a draw of that, or of --model, is compiled,
+and what a turn moves printed beside what it must. Needs libtpu.
 """
 
 import argparse

@@ -22,6 +22,7 @@ from curax import allocate, rollout, stop, update
 from curax.arrays import cache_sizes, choice, queues
 from curax.config import ConfigError
 from curax.models import decoding, lanes, softmax
+from curax.types import SharedCache
 
 KEY = jax.random.key(1)
 logprobs = jax.jit(
@@ -373,6 +374,34 @@ def test_blocks_hold_few_columns_more_than_there_are(columns, blocks, size):
     ((k, v),) = jax.eval_shape(lambda x: softmax.blocked(((x, x),), columns), none)
     assert (k.shape, v.shape) == ((3, blocks, 2, 8, size), (3, blocks, 2, size, 8))
     assert k.dtype == v.dtype == none.dtype
+
+
+@pytest.mark.long
+def test_columns_grow_where_a_model_has_no_prefixes_that_slots_share():
+    """`Model.ragged` is of these, and a cache may be one array."""
+    alone = dataclasses.replace(tiny.MODEL, shared=None)
+    how = tiny.settings(max_tokens=softmax.LEAST)
+    given = tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY
+    got, want = (rollout.sample(x, *given, how=how) for x in (alone, tiny.MODEL))
+    tiny.agree(got, want)
+
+    def features(params, tokens, positions, seen, cache=None, column=None):
+        wide = jnp.ones((*tokens.shape, 1))
+        if isinstance(cache, SharedCache):
+            assert cache.own.shape == (len(tokens), 1, how.max_tokens, 1)
+            return wide, cache
+        return wide, jnp.ones((len(tokens), 1, tokens.shape[1], 1))
+
+    single = dataclasses.replace(
+        tiny.MODEL,
+        features=features,
+        head=lambda params: jnp.zeros((tiny.V, 1)),
+        ready=None,
+        shared=lambda cache: cache,
+        ragged=cache_sizes.widened,
+    )
+    rows = rollout.sample(single, *given, how=how)
+    assert rows.mask.any(1).tolist() == tiny.ROWS.exists.tolist()
 
 
 @pytest.mark.first(1)

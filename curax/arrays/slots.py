@@ -128,7 +128,8 @@ class Table:
     count: jax.Array  # [K] int32, tokens of that row chosen so far
     active: jax.Array  # [K] bool, False once the queue has run out
     features: jax.Array  # [K, D], they predict the next token
-    cache: Any  # per layer k, v [K, kv_heads, W, d], W columns, at most T
+    cache: Any  # per layer k, v [K, kv_heads, W, d], W columns, at most T; or as
+    # `Model.ragged` has them
     out: Rollouts  # [N, T]
     episode: Any = None  # Episode, [N]; None: there is no environment
     pages: Pages | None = None  # None: slots have rings
@@ -228,8 +229,9 @@ def drawn(fixed: LoopInputs, slots: int, room: cache_sizes.Room) -> Table:
             held(table, cache),
         )
 
-    ragged = fixed.model.ragged
-    if ragged and (whole := ragged(table.cache, steps)):
+    model = fixed.model
+    whole = model.ragged(table.cache, steps) if model.shared and model.ragged else None
+    if whole is not None:
         return filled(table, steps, whole)
     for width in cache_sizes.widths(fixed.contexts.tokens.shape[1], steps):
         table = filled(table, width, widened(table.cache, width))

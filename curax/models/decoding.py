@@ -184,14 +184,14 @@ def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     grouped = lanes.grouped(q, v)
     tiles = jax.tree.map(lambda x: x[0], tiles)
     shared = Shared(k=prefix[0][0], v=prefix[1][0], tiles=tiles)
-    read = softmax.by_blocks(columns, v.shape[-1], v.dtype.itemsize)
-    if pool is not None:
-        read = softmax.of_kernel
+    by = softmax.by_blocks(columns, v.shape[-1], v.dtype.itemsize)
+    kernel = pool is not None or by is softmax.of_kernel
+    read = softmax.of_blocks if v.ndim == 5 else softmax.of_kernel if kernel else None
     if read:
         here, top, total = read(grouped, k, v, ours)
     else:
         here, top, total = softmax.exponentials(grouped, k, ours)
-    if kernel := read is softmax.of_kernel:
+    if kernel:
         there, high, sum_ = shared.by_kernel(grouped, theirs)
     else:
         there, high, sum_ = shared.exponentials(grouped, theirs)

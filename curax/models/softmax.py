@@ -23,7 +23,7 @@ from curax.models.lanes import scaling, spread
 
 LEAST = 256  # fewest columns that are read in blocks
 PIECE = 2**19  # bytes of keys that a CPU reads at a time: by several threads, cached
-SOME = 4  # blocks, at least
+SOME = 4  # blocks, at least, where these are no more than the like part of all
 BLOCK = 128  # columns of a CPU's block at most, of a page; entries of a TPU's lanes
 FETCHES = 4  # pieces of half as many columns that a step of a TPU's kernel reads
 TILE = 64  # columns of a block of a GPU, and most queries of a program there
@@ -71,7 +71,7 @@ def _scores(q: jax.Array, k: jax.Array, seen: jax.Array, scale: float) -> jax.Ar
 
 
 def by_blocks(width: int, d: int, item: int) -> Callable[..., Partial] | None:
-    """How blocks of so many columns are read, as `of_blocks`; None: all are read.
+    """How blocks of so many columns are read, each as it lies; None: all are read.
 
     Heads, or those that lie side by side, have d entries of `item` bytes.
 
@@ -121,7 +121,8 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
     """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
 
     Blocks of keys have columns last, for a product with rows of D would turn them
-    first. As many as are a piece are read at a time, of whichever slots.
+    first. As many as are a piece are read at a time, of whichever slots, and the last
+    piece is filled up.
 
     Args:
         q: as `exponentials`.
@@ -136,21 +137,27 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
     (_, most, kv_heads, size, d), scale = v.shape, scaling(q)
     q = spread(q, d)
     mask, some = blocks_seen(seen, size)
-    each = min(piece(kv_heads, d, v.dtype.itemsize), some.size)
+    each = min(piece(kv_heads, d, v.dtype.itemsize), max(1, some.size // SOME))
     (found,) = jnp.nonzero(some.reshape(-1), size=some.size + each, fill_value=0)
 
     def read(i, state):
         which = jax.lax.dynamic_slice_in_dim(found, i * each, each)
         slot, block = which // most, which % most
-        visible = mask[slot, block][:, None, None]
-        keys = jnp.swapaxes(k[slot, block], 2, 3)
-        scores = _scores(q[slot], keys, visible, scale)
+        visible = jnp.repeat(mask[slot, block], kv_heads, 0)[:, None]
+        asked, keys, values = (  # heads of blocks; of 1 head XLA would turn the keys
+            x.reshape(-1, *x.shape[2:])
+            for x in (q[slot], k[slot, block], v[slot, block])
+        )
+        scores = _scores(asked, jnp.swapaxes(keys, 1, 2), visible, scale)
         top = jnp.max(scores, -1, keepdims=True)
         e = jnp.where(visible, jnp.exp(scores - top), 0.0)
-        out = _product(e.astype(v.dtype), v[slot, block])
-        new = out, top, jnp.sum(e, -1, keepdims=True)
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=i * each, axis=0)
-        return jax.tree.map(put, state, new)
+        out = _product(e.astype(v.dtype), values)
+
+        def put(old, new):
+            new = new.reshape(each, kv_heads, *new.shape[1:])
+            return jax.lax.dynamic_update_slice_in_dim(old, new, i * each, 0)
+
+        return jax.tree.map(put, state, (out, top, jnp.sum(e, -1, keepdims=True)))
 
     none = jnp.zeros((len(found), *q.shape[1:]), jnp.float32)
     pieces = -(-jnp.sum(some, dtype=jnp.int32) // each)
@@ -195,7 +202,7 @@ def of_kernel(
     seen: jax.Array,
     source: jax.Array | None = None,
 ) -> Partial:
-    """`of_blocks` by `kernel`; slots read their own, or pages if `source` is given."""
+    """A part by `kernel`; slots read their own, or pages if `source` is given."""
     own = jnp.arange(q.shape[0], dtype=jnp.int32)
     source = own if source is None else source
     out, log_sum = kernel(q, k, v, seen, source, own[:, None])
@@ -210,7 +217,7 @@ def kernel(
     source: jax.Array,
     slot: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """`of_blocks` by a Pallas kernel of the platform, which others interpret.
+    """A part by a Pallas kernel of the platform, which others interpret.
 
     Row n has the queries of `slot[n, :]`. It reads the keys and values of `source[n]`,
     or, one behind the other, the pages `source[n, :]`, and of these the blocks of
