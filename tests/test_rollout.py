@@ -425,6 +425,9 @@ def test_blocks_without_tokens_are_not_read(ragged, monkeypatch):
     close((out / total[..., None])[:3], want[:3], rtol=0, atol=1e-6)
     close((top + jnp.log(total))[:3], (high + jnp.log(sum_))[:3], rtol=1e-5)
     assert not out[3].any()  # sees nothing
+    large = run(q.at[0].multiply(1e4), k, v, jnp.asarray(seen))
+    for got, own in zip(large, run(q, k, v, jnp.asarray(seen)), strict=True):
+        np.testing.assert_array_equal(got[1:], own[1:])  # scores of others are others'
     batched = jax.jit(jax.vmap(ragged))(
         *(jnp.stack([x, x]) for x in (q, k, v, jnp.asarray(seen)))
     )

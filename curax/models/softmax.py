@@ -104,7 +104,6 @@ def blocked(cache: Any, columns: int) -> Any:
         cache: per layer k and v, `[K, kv_heads, 0, d]`.
         columns: W.
     """
-
     size = -(-columns // -(-columns // BLOCK))  # about as many in each
 
     def leaf(x, *last):
@@ -150,7 +149,7 @@ def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Part
         )
         scores = _scores(asked, jnp.swapaxes(keys, 1, 2), visible, scale)
         top = jnp.max(scores, -1, keepdims=True)
-        e = jnp.where(visible, jnp.exp(scores - top), 0.0)
+        e = jnp.exp(scores - top)  # each block that is found has a key that is seen
         out = _product(e.astype(v.dtype), values)
 
         def put(old, new):
