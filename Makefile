@@ -96,4 +96,4 @@ $(VENV)/docs.stamp: $(VENV)/run.stamp $(SET_UP)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-newest $(PARITY) $(ENGINE) $(VERIFIERS) runs build .pytest_cache
+	rm -rf $(VENV) .venv-newest .venv-peers $(PARITY) $(ENGINE) $(VERIFIERS) runs build .pytest_cache

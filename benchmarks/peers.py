@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import machine, show
 from benchmarks.workload import WORKLOADS
 
-ENVIRONMENTS = Path(__file__).parent / ".env"
+ENVIRONMENTS = Path(__file__).parents[1] / ".venv-peers"
 PACKAGES = {
     "tunix": ("google-tunix==0.1.7", "jax==0.10.2"),
     "trl": ("trl==1.16.0", "torch==2.13.0", "transformers==5.23.0"),
@@ -363,11 +363,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and write after each workload what was found."""
-    args = parser().parse_args(argv)
+    command = parser()
+    args = command.parse_args(argv)
     if args.setup:
         return set_up()
     systems = args.systems.split(",")
     pythons = {s: getattr(args, s.partition(":")[0], sys.executable) for s in systems}
+    for system, python in pythons.items():
+        if not Path(python).exists():
+            command.error(f"{system} has no {python}; run with --setup first.")
     kept = ("workloads", "systems", "rounds", "cold")
     options = [f"--{name} {shlex.quote(str(getattr(args, name)))}" for name in kept]
     options += ["--no-settle"] * (not args.settle)

@@ -544,7 +544,7 @@ On `nano`, all rows of a step, in rollouts; a pilot has fewer rows:
     python -m benchmarks.show
 
 From the root of the repository, with Linux and a quiet machine; `--help` lists the
-options. The first command makes an environment per peer in `benchmarks/.env`; pip must
+options. The first command makes an environment per peer in `.venv-peers`; pip must
 be told of an index with torch's CPU wheels, or it takes the build for GPUs. Every
 system runs in a process of its own, one at a time while the others wait. An iteration
 during which others took more than {quiet} of a core is marked, and repeated.
