@@ -11,6 +11,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -370,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     systems = args.systems.split(",")
     pythons = {s: getattr(args, s.partition(":")[0], sys.executable) for s in systems}
     for system, python in pythons.items():
-        if not Path(python).exists():
+        if args.workloads != START and not shutil.which(python):
             command.error(f"{system} has no {python}; run with --setup first.")
     kept = ("workloads", "systems", "rounds", "cold")
     options = [f"--{name} {shlex.quote(str(getattr(args, name)))}" for name in kept]

@@ -207,7 +207,7 @@ TARGETS = (
     _against("nano", "tunix", 0.3, "peak memory", "tunix at its fastest"),
     _against("small", "tunix", 0.3, "peak memory"),
     _against("nano", "tunix", 0.6, "first iteration"),
-    Target("a token among 1,024 against one among 64", 1.5, " ×", _growth),
+    Target("growth: a token among 1,024 against one among 64", 1.5, " ×", _growth),
     Target("curax.train --help", 1.0, " s", _help),
     Target("quickstart, first steps shown, warm cache", 10.0, " s", _quickstart),
 )
@@ -297,12 +297,12 @@ def shapes(results: Results) -> Iterator[str]:
     """A line per workload: its model and its rows."""
     for name in _works(results):
         work = WORKLOADS[name]
-        ends = f", {len(work.ends)} tokens end a completion" if work.ends else ""
+        ends = f", ended by {len(work.ends)} of the tokens" if work.ends else ""
         yield (
             f"- **{name}**: {work.layers} layers, width {work.width}, MLP "
             f"{work.mlp_width}, vocabulary {work.vocab_size}, "
-            f"{results[name]['parameters'] / 1e6:.1f} M parameters; {work.prompts} "
-            f"prompts of {work.prompt_tokens} tokens × {work.group_size} = {work.rows} "
+            f"{results[name]['parameters'] / 1e6:.1f} M parameters; prompts of "
+            f"{work.prompt_tokens} tokens, {work.prompts} × {work.group_size} = {work.rows} "
             f"rows on {work.slots} slots, at most {work.max_tokens} tokens each{ends}."
         )
 

@@ -752,6 +752,37 @@ def test_only_allowed_tokens_are_drawn_and_each_of_them_is():
     assert 0.5 < np.mean(token == 1) < 0.64
 
 
+@cache
+def on(platform, function):
+    @jax.jit
+    def call(*args):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choice, "platform", lambda: platform)
+            return function(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@given(st.integers(0, 2**32 - 1))
+def test_the_largest_entry_is_the_first_one_and_what_jax_draws_is_drawn(platform, seed):
+    rng = np.random.default_rng(seed)
+    values = np.float32([-np.inf, -3, -0.0, 0, 1e-30, 2, 1e30])
+    x = rng.choice(values, (6, 40))
+    x[0] = -np.inf
+    got = np.asarray(on(platform, choice.largest)(x))
+    np.testing.assert_array_equal(got, np.argmax(x, -1))
+    x[1:, rng.integers(40)] = np.nan
+    got = np.asarray(on(platform, choice.largest)(x))
+    assert got.min() >= 0
+    assert got.max() < 40
+    key, logp = jax.random.split(jax.random.key(seed), 6), rng.normal(size=(6, 40))
+    logp = np.where(rng.random((6, 40)) < 0.3, -np.inf, logp).astype(np.float32)
+    got = on(platform, choice.categorical)(key, logp)
+    want = jax.vmap(jax.random.categorical)(key, logp)
+    np.testing.assert_array_equal(got, want)
+
+
 inverse = jax.jit(choice.inverse)
 
 
@@ -773,15 +804,8 @@ def test_the_inverse_is_its_definition_and_finds_no_place_without_mass(seed, emp
     assert (~near).sum() > 20
 
 
-@cache
-def chooser(platform):
-    @jax.jit
-    def choose(key, logits, temperature):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(choice, "platform", lambda: platform)
-            return choice.choose(key, logits, temperature=temperature)
-
-    return choose
+def chosen_at(key, logits, temperature):
+    return choice.choose(key, logits, temperature=temperature)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
@@ -793,7 +817,7 @@ def test_of_a_large_vocabulary_what_is_noted_is_its_definition(
     logits = 6 * np.random.default_rng(seed).normal(size=(3, vocabulary))
     logits = logits.astype(np.float32)
     key = jax.random.split(jax.random.key(seed), 3)
-    drawn = chooser(platform)(key, logits, np.float32(temperature))
+    drawn = on(platform, chosen_at)(key, logits, np.float32(temperature))
     token, behaviour, policy, entropy, score = map(np.asarray, drawn)
     z = logits.astype(np.float64) / np.float32(temperature)
     logp = z - z.max(-1, keepdims=True)

@@ -55,7 +55,7 @@ def choose(
     entropy = -jnp.sum(chance * logp, -1)
     noted = ()
     if greedy:
-        token = jnp.argmax(z, -1).astype(jnp.int32)
+        token = largest(z)
         behaviour = jnp.zeros_like(entropy)
     else:
         cut = truncate(logp, top_k=top_k, top_p=top_p, ties=not support)
@@ -114,9 +114,22 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
         logp: `[N, V]` float32, normalised; -inf where a token is never drawn.
     """
     if logp.shape[-1] < MANY:
-        return jax.vmap(jax.random.categorical)(key, logp).astype(jnp.int32)
+        noise = jax.vmap(partial(jax.random.gumbel, shape=logp.shape[1:]))(key)
+        return largest(logp + noise)
     logp = in_blocks(logp)
     return of_blocks(key, jnp.sum(jnp.exp(logp), -1), logp)[0]
+
+
+def largest(x: jax.Array) -> jax.Array:
+    """First place of the largest entry of each row, `[N]` int32.
+
+    A CPU reduces pairs of an entry and its place one by one; each alone by many lanes.
+    """
+    if platform() != "cpu":
+        return jnp.argmax(x, -1).astype(jnp.int32)
+    place = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    less = x < jnp.max(x, -1, keepdims=True)
+    return jnp.min(jnp.where(less, x.shape[1], place), -1)
 
 
 def in_blocks(x: jax.Array) -> jax.Array:
