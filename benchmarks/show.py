@@ -301,9 +301,10 @@ def shapes(results: Results) -> Iterator[str]:
         yield (
             f"- **{name}**: {work.layers} layers, width {work.width}, MLP "
             f"{work.mlp_width}, vocabulary {work.vocab_size}, "
-            f"{results[name]['parameters'] / 1e6:.1f} M parameters; prompts of "
-            f"{work.prompt_tokens} tokens, {work.prompts} × {work.group_size} = {work.rows} "
-            f"rows on {work.slots} slots, at most {work.max_tokens} tokens each{ends}."
+            f"{results[name]['parameters'] / 1e6:.1f} M parameters; {work.prompts} × "
+            f"{work.group_size} = {work.rows} rows behind prompts of "
+            f"{work.prompt_tokens} tokens, on {work.slots} slots, at most "
+            f"{work.max_tokens} tokens each{ends}."
         )
 
 
