@@ -338,6 +338,8 @@ def test_what_draws_cannot_reach_is_a_note_and_no_warning():
         "Its draws reach log p only so far: it weights p=0.05 prompts 3.3x less than "
         "log p."
     )
+    found = of("maxrl", advantage=advantage.standardised)  # 1.3x off what they reach
+    assert found["warnings"][0] == "weights p=0.05 prompts 2.4x less than log p."
 
 
 def test_the_numbers_of_a_recipe_are_those_predicted():
