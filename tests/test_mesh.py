@@ -344,13 +344,21 @@ def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sizes", "how"),
-    [((2, 2, 2), softmax.of_blocks), ((3, 1, 1), softmax.of_blocks), ((2, 2, 2), None)],
+    [
+        ((2, 2, 2), softmax.of_blocks),
+        ((3, 1, 1), softmax.of_blocks),
+        ((2, 2, 2), softmax.of_kernel),
+        ((2, 2, 2), None),
+    ],
 )
 def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
-    monkeypatch.setattr(softmax, "LEAST", 1)  # and blocks of columns
-    monkeypatch.setattr(softmax, "BLOCK", 4)
-    monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", how or softmax.of_kernel)
+    if how:
+        monkeypatch.setattr(softmax, "LEAST", 1)  # and blocks of columns
+        monkeypatch.setattr(softmax, "BLOCK", 4)
+        monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", how)
+    else:
+        monkeypatch.setattr(softmax, "TURNED", 1)  # and keys with columns last
     policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each

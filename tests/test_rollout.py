@@ -316,6 +316,28 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
         tiny.agree(rows, tiny.drawn())
 
 
+@pytest.mark.parametrize("slots", [0, 3])
+def test_keys_with_columns_last_change_nothing(slots, monkeypatch):
+    monkeypatch.setattr(softmax, "TURNED", tiny.T)
+    own = tiny.MODEL.ragged([(jnp.zeros((3, 1, 0, 8)),) * 2], tiny.T)
+    assert [x.shape for x in own[0]] == [(3, 1, 8, tiny.T), (3, 1, tiny.T, 8)]
+    sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
+    draw = jax.jit(lambda *given: sample(*given))
+    rows = draw(tiny.params(), tiny.CONTEXTS, tiny.ROWS, KEY)
+    tiny.agree(rows, tiny.drawn())
+
+
+def test_keys_lie_with_columns_last_where_several_queries_read_many(monkeypatch):
+    assert softmax.turns(32, 2, 4)
+    assert softmax.turns(255, 16, 4)
+    assert not softmax.turns(31, 2, 4)
+    assert not softmax.turns(256, 2, 4)  # these are read by blocks
+    assert not softmax.turns(64, 1, 4)
+    assert not softmax.turns(64, 2, 2)
+    monkeypatch.setattr(softmax, "platform", lambda: "gpu")
+    assert not softmax.turns(64, 2, 4)
+
+
 @pytest.mark.first(1)
 def test_heads_side_by_side_change_nothing(monkeypatch):
     """Four heads of keys in two rows, whatever reads them."""
@@ -329,6 +351,9 @@ def test_heads_side_by_side_change_nothing(monkeypatch):
     apart = draw()
     monkeypatch.setattr(lanes, "side_by_side", lambda *_: 2)
     tiny.agree(draw(), apart)
+    with monkeypatch.context() as patch:
+        patch.setattr(softmax, "TURNED", 1)
+        tiny.agree(draw(), apart)
     monkeypatch.setattr(softmax, "LEAST", 1)
     monkeypatch.setattr(softmax, "BLOCK", 2)
     for read in (softmax.of_blocks, softmax.of_kernel):
@@ -371,7 +396,7 @@ def test_a_piece_is_of_so_many_bytes():
 )
 def test_blocks_hold_few_columns_more_than_there_are(columns, blocks, size):
     none = jnp.zeros((3, 2, 0, 8), jnp.bfloat16)
-    ((k, v),) = jax.eval_shape(lambda x: softmax.blocked(((x, x),), columns), none)
+    ((k, v),) = jax.eval_shape(lambda x: softmax.turned(((x, x),), columns), none)
     assert (k.shape, v.shape) == ((3, blocks, 2, 8, size), (3, blocks, 2, size, 8))
     assert k.dtype == v.dtype == none.dtype
 

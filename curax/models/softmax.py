@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from curax.arrays.sharding import active, ampere, cores, platform
 from curax.models.lanes import scaling, spread
 
 LEAST = 256  # fewest columns that are read in blocks
+TURNED = 32  # fewest that a CPU's keys have last
 PIECE = 2**19  # bytes of keys that a CPU reads at a time: by several threads, cached
 SOME = 4  # blocks, at least, where these are no more than the like part of all
 BLOCK = 128  # columns of a CPU's block at most, of a page; entries of a TPU's lanes
@@ -97,21 +98,44 @@ def piece(kv_heads: int, d: int, item: int) -> int:
     return max(SOME, PIECE // (BLOCK * kv_heads * d * item))
 
 
-def blocked(cache: Any, columns: int) -> Any:
-    """Slots' own keys and values, of so many columns, as `of_blocks` takes them.
+class Turned(NamedTuple):
+    """Slots' own keys and values of a layer on a CPU, columns of keys last.
+
+    For a product of several queries with rows of d would turn the keys first.
+    """
+
+    k: jax.Array  # [K, kv_heads, D, W] or, as `of_blocks` takes it, [K, b, ..., B]
+    v: jax.Array  # [K, kv_heads, W, D] or [K, b, kv_heads, B, D]
+
+
+def turns(columns: int, queries: int, item: int) -> bool:
+    """Whether keys of so many columns are `Turned` where all of these are read.
+
+    Where they serve several queries each, and an entry has four bytes: bfloat16 is
+    written and read faster in rows.
+    """
+    many = TURNED <= columns < LEAST and queries > 1
+    return platform() == "cpu" and many and item == 4
+
+
+def turned(cache: Any, columns: int) -> tuple[Turned, ...]:
+    """`Turned` keys and values without a token, in blocks from `LEAST` columns on.
 
     Args:
-        cache: per layer k and v, `[K, kv_heads, 0, d]`.
+        cache: per layer k and v, `[K, kv_heads, 0, D]`.
         columns: W.
     """
-    size = -(-columns // -(-columns // BLOCK))  # about as many in each
+    blocks, size = (), columns
+    if columns >= LEAST:
+        size = -(-columns // -(-columns // BLOCK))  # about as many in each
+        blocks = (-(-columns // size),)
 
     def leaf(x, *last):
         slots, kv_heads, _, _ = x.shape
-        return jnp.zeros((slots, -(-columns // size), kv_heads, *last), x.dtype)
+        return jnp.zeros((slots, *blocks, kv_heads, *last), x.dtype)
 
     return tuple(
-        (leaf(k, k.shape[-1], size), leaf(v, size, v.shape[-1])) for k, v in cache
+        Turned(leaf(k, k.shape[-1], size), leaf(v, size, v.shape[-1])) for k, v in cache
     )
 
 

@@ -228,12 +228,13 @@ class Transformer:
         return lanes.side_by_side(block.heads, block.kv_heads, block.head_dim)
 
     def ragged(self, cache, columns):
-        """The slots' own with so many columns, if those with tokens alone are read."""
-        read = self.read_by(columns)
-        if not read:
-            return None
-        wide = softmax.blocked if read is softmax.of_blocks else widened
-        return wide(cache, columns)
+        """The slots' own with so many columns, if they are read or lie otherwise."""
+        block, read = self.block, self.read_by(columns)
+        queries = block.heads // block.kv_heads
+        turns = softmax.turns(columns, queries, block.dtype.itemsize)
+        if turns or read is softmax.of_blocks:
+            return softmax.turned(cache, columns)
+        return widened(cache, columns) if read else None
 
     def paged(self, columns):
         """Columns of a page where the kernel reads so many columns; 0: it does not."""
@@ -471,8 +472,9 @@ class Block(nn.Module):
         q, k = (
             rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
         )
+        own: Any = None
         if isinstance(cache, decoding.Layer):
-            k, v = cache.written(k, v, column)
+            own = cache.written(k, v, column)
         elif cache is not None and column is not None:
             k, v = (
                 jax.lax.dynamic_update_slice_in_dim(old, new, column, -2)
@@ -484,7 +486,7 @@ class Block(nn.Module):
         if isinstance(seen, Visible):
             y = packed.attend(q, k, v, cache, seen)
         elif isinstance(cache, decoding.Layer):
-            y = cache.attend(q, (k, v), seen)
+            y = cache.attend(q, own, seen)
         else:
             y = self.attend(q, k, v, seen, causal=column is None)
         y = jnp.swapaxes(y, -3, -2).reshape(*x.shape[:-1], -1)
@@ -494,4 +496,4 @@ class Block(nn.Module):
         gate = dense("gate", self.mlp_width, "embed", "mlp")(y)
         y = nn.silu(gate) * dense("up", self.mlp_width, "embed", "mlp")(y)
         x = x + dense("down", self.width, "mlp", "embed", scale=small)(y)
-        return constrain(x, ("rows", None, None)), (k, v)
+        return constrain(x, ("rows", None, None)), own or (k, v)
