@@ -220,6 +220,19 @@ def test_what_may_pass_is_asked_again_and_no_more_often_than_stated(failure):
     assert time.monotonic() - begun > 0.4 * (failure == "429, wait")
 
 
+def test_waits_double_from_one_attempt_to_the_next(monkeypatch):
+    monkeypatch.setattr(http, "WAIT", 0.04)
+    asked = []
+
+    def busy(handler, body, n):
+        asked.append(time.monotonic())
+        (status(500) if len(asked) < 4 else by_number)(handler, body, n)
+
+    said, _ = served(busy, numbered(3)[2:], retries=3)
+    assert said == [1.0]
+    assert (np.diff(asked) >= [0.04, 0.08, 0.16]).all()
+
+
 def test_a_server_that_asks_for_more_patience_than_there_is_is_not_asked_again():
     said, server = served(status(429, Retry_After=3600), numbered(1))
     assert (said, len(server.bodies)) == (["error: HTTP 429: busy"], 1)
