@@ -114,9 +114,9 @@ class Target(NamedTuple):
         if one is None:
             return "not measured"
         if not one.quiet:
-            return f"{one.value:.2f}{self.unit} †, undecided"
+            return f"{one.value:.3g}{self.unit} †, undecided"
         which = "reached" if one.value <= self.limit else "missed"
-        return f"{one.value:.2f}{self.unit}, {which}"
+        return f"{one.value:.3g}{self.unit}, {which}"
 
 
 def _ratio(

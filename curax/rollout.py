@@ -12,9 +12,9 @@ them: its row says which prefix it reads. Where `max_tokens` is large the ring b
 with fewer columns and grows, at most twice, when a completion needs more: a token reads
 all there are. So there are up to three `while_loop`s, one after the other, of the same
 table. The ring has all columns from the beginning where the model reads those alone
-that hold tokens (`Model.ragged`). Where memory bounds the number of slots and the model
-reads pages (`Model.paged`), slots share a pool of these in place of rings
-(`arrays/pages.py`), and there are more of them.
+that hold tokens, or keys lie otherwise (`Model.ragged`). Where memory bounds the number
+of slots and the model reads pages (`Model.paged`), slots share a pool of these in place
+of rings (`arrays/pages.py`), and there are more of them.
 
 An environment answers turns of the policy (`arrays/turns.py`). Its observation is
 written into the row in one block, and the next tokens of that row are these instead of

@@ -306,9 +306,9 @@ class Model:
             them, which `features` with a column takes then. None: it does not, and each
             slot's prefix is copied in front of its own columns at every token.
         ragged: `(cache, T) -> cache`, `SharedCache.own` without columns with T of them,
-            as `features` has them where, here, so many lie otherwise or only those of
-            them are read that hold tokens; None, as its result too, and without
-            `shared`: they lie so, and there are as many as were needed.
+            as `features` has them where, here, keys of so many do not lie as `shared`
+            has them, or those alone that hold tokens are read; None, as its result too,
+            and without `shared`: neither, and there are as many as were needed.
         paged: columns of a page where so many columns may lie in `arrays.pages`, here;
             0: they are rings. None: always.
         adding: `(params, totals) -> params` for a line or contexts, such that the

@@ -343,15 +343,16 @@ def test_a_cut_sampler_gathers_layers_at_every_token_and_never_the_head():
 @pytest.mark.first(1)
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("sizes", "how"),
+    ("sizes", "heads", "how"),
     [
-        ((2, 2, 2), softmax.of_blocks),
-        ((3, 1, 1), softmax.of_blocks),
-        ((2, 2, 2), softmax.of_kernel),
-        ((2, 2, 2), None),
+        ((2, 2, 2), 2, softmax.of_blocks),
+        ((3, 1, 1), 2, softmax.of_blocks),
+        ((2, 2, 2), 2, softmax.of_kernel),
+        ((2, 2, 2), 2, None),
+        ((2, 1, 4), 2, None),  # with copies of heads of keys
     ],
 )
-def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
+def test_rounds_that_open_slots_move_no_cache_either(sizes, heads, how, monkeypatch):
     monkeypatch.setattr(decoding, "COPIED", 1)  # tiles of slots one by one
     if how:
         monkeypatch.setattr(softmax, "LEAST", 1)  # and blocks of columns
@@ -359,7 +360,7 @@ def test_rounds_that_open_slots_move_no_cache_either(sizes, how, monkeypatch):
         monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", how)
     else:
         monkeypatch.setattr(softmax, "TURNED", 1)  # and keys with columns last
-    policy, where, program = compiled(sizes, 2, slots=9, stopping=RULE)
+    policy, where, program = compiled.__wrapped__(sizes, heads, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each
     params, key = tiny.random_params(policy), jax.random.key(5)

@@ -114,8 +114,8 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
         logp: `[N, V]` float32, normalised; -inf where a token is never drawn.
     """
     if logp.shape[-1] < MANY:
-        noise = jax.vmap(partial(jax.random.gumbel, shape=logp.shape[1:]))(key)
-        return largest(logp + noise)
+        like = {"shape": logp.shape[1:], "dtype": logp.dtype}
+        return largest(logp + jax.vmap(partial(jax.random.gumbel, **like))(key))
     logp = in_blocks(logp)
     return of_blocks(key, jnp.sum(jnp.exp(logp), -1), logp)[0]
 
@@ -127,6 +127,7 @@ def largest(x: jax.Array) -> jax.Array:
     """
     if platform() != "cpu":
         return jnp.argmax(x, -1).astype(jnp.int32)
+    x = jax.lax.optimization_barrier(x)  # or rounded twice it might equal no maximum
     place = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
     less = x < jnp.max(x, -1, keepdims=True)
     return jnp.min(jnp.where(less, x.shape[1], place), -1)

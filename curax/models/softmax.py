@@ -101,7 +101,7 @@ def piece(kv_heads: int, d: int, item: int) -> int:
 class Turned(NamedTuple):
     """Slots' own keys and values of a layer on a CPU, columns of keys last.
 
-    For a product of several queries with rows of d would turn the keys first.
+    A product of several queries with rows of D would turn the keys first.
     """
 
     k: jax.Array  # [K, kv_heads, D, W] or, as `of_blocks` takes it, [K, b, ..., B]
@@ -143,9 +143,8 @@ def turned(cache: Any, columns: int) -> tuple[Turned, ...]:
 def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Partial:
     """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
 
-    Blocks of keys have columns last, for a product with rows of D would turn them
-    first. As many as are a piece are read at a time, of whichever slots, and the last
-    piece is filled up.
+    Blocks are those of `Turned`. As many as are a piece are read at a time, of
+    whichever slots, and the last piece is filled up.
 
     Args:
         q: as `exponentials`.

@@ -228,7 +228,7 @@ class Transformer:
         return lanes.side_by_side(block.heads, block.kv_heads, block.head_dim)
 
     def ragged(self, cache, columns):
-        """The slots' own with so many columns, if they are read or lie otherwise."""
+        """The slots' own with so many columns, if some are read or keys lie turned."""
         block, read = self.block, self.read_by(columns)
         queries = block.heads // block.kv_heads
         turns = softmax.turns(columns, queries, block.dtype.itemsize)
@@ -496,4 +496,4 @@ class Block(nn.Module):
         gate = dense("gate", self.mlp_width, "embed", "mlp")(y)
         y = nn.silu(gate) * dense("up", self.mlp_width, "embed", "mlp")(y)
         x = x + dense("down", self.width, "mlp", "embed", scale=small)(y)
-        return constrain(x, ("rows", None, None)), own or (k, v)
+        return constrain(x, ("rows", None, None)), (k, v) if own is None else own
