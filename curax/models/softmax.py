@@ -22,7 +22,7 @@ from curax.arrays.sharding import active, ampere, cores, platform
 from curax.models.lanes import scaling, spread
 
 LEAST = 256  # fewest columns that are read in blocks
-TURNED = 32  # fewest that a CPU's keys have last
+TURNED = 64  # fewest that a CPU's keys have last
 PIECE = 2**19  # bytes of keys that a CPU reads at a time: by several threads, cached
 SOME = 4  # blocks, at least, where these are no more than the like part of all
 BLOCK = 128  # columns of a CPU's block at most, of a page; entries of a TPU's lanes
