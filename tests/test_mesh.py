@@ -359,7 +359,8 @@ def test_rounds_that_open_slots_move_no_cache_either(sizes, heads, how, monkeypa
         monkeypatch.setattr(softmax, "BLOCK", 4)
         monkeypatch.setitem(softmax.BY_PLATFORM, "cpu", how)
     else:
-        monkeypatch.setattr(softmax, "TURNED", 1)  # and keys with columns last
+        monkeypatch.setattr(softmax, "TRANSPOSED", 1)  # and keys with columns last
+    # Anew, or it would be what was compiled for another layout.
     policy, where, program = compiled.__wrapped__(sizes, heads, slots=9, stopping=RULE)
     for one in moved(program):
         assert one.entries <= 12 * V, one  # four shards have three slots each

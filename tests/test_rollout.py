@@ -318,7 +318,7 @@ def test_blocks_of_columns_that_hold_tokens_are_read_and_change_nothing(ragged):
 
 @pytest.mark.parametrize("slots", [0, 3])
 def test_keys_with_columns_last_change_nothing(slots, monkeypatch):
-    monkeypatch.setattr(softmax, "TURNED", tiny.T)
+    monkeypatch.setattr(softmax, "TRANSPOSED", tiny.T)
     own = tiny.MODEL.ragged([(jnp.zeros((3, 1, 0, 8)),) * 2], tiny.T)
     assert [x.shape for x in own[0]] == [(3, 1, 8, tiny.T), (3, 1, tiny.T, 8)]
     sample = partial(rollout.sample, tiny.MODEL, how=tiny.settings(slots=slots))
@@ -328,14 +328,14 @@ def test_keys_with_columns_last_change_nothing(slots, monkeypatch):
 
 
 def test_keys_lie_with_columns_last_where_several_queries_read_many(monkeypatch):
-    assert softmax.turns(64, 2, 4)
-    assert softmax.turns(255, 16, 4)
-    assert not softmax.turns(63, 2, 4)
-    assert not softmax.turns(256, 2, 4)  # these are read by blocks
-    assert not softmax.turns(64, 1, 4)
-    assert not softmax.turns(64, 2, 2)
+    assert softmax.transposes(64, 2, 4)
+    assert softmax.transposes(255, 16, 4)
+    assert not softmax.transposes(63, 2, 4)
+    assert not softmax.transposes(256, 2, 4)  # these are read by blocks
+    assert not softmax.transposes(64, 1, 4)
+    assert not softmax.transposes(64, 2, 2)
     monkeypatch.setattr(softmax, "platform", lambda: "gpu")
-    assert not softmax.turns(64, 2, 4)
+    assert not softmax.transposes(64, 2, 4)
 
 
 @pytest.mark.first(1)
@@ -352,7 +352,7 @@ def test_heads_side_by_side_change_nothing(monkeypatch):
     monkeypatch.setattr(lanes, "side_by_side", lambda *_: 2)
     tiny.agree(draw(), apart)
     with monkeypatch.context() as patch:
-        patch.setattr(softmax, "TURNED", 1)
+        patch.setattr(softmax, "TRANSPOSED", 1)
         tiny.agree(draw(), apart)
     monkeypatch.setattr(softmax, "LEAST", 1)
     monkeypatch.setattr(softmax, "BLOCK", 2)
@@ -396,7 +396,7 @@ def test_a_piece_is_of_so_many_bytes():
 )
 def test_blocks_hold_few_columns_more_than_there_are(columns, blocks, size):
     none = jnp.zeros((3, 2, 0, 8), jnp.bfloat16)
-    ((k, v),) = jax.eval_shape(lambda x: softmax.turned(((x, x),), columns), none)
+    ((k, v),) = jax.eval_shape(lambda x: softmax.transposed(((x, x),), columns), none)
     assert (k.shape, v.shape) == ((3, blocks, 2, 8, size), (3, blocks, 2, size, 8))
     assert k.dtype == v.dtype == none.dtype
 

@@ -123,7 +123,8 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
 def largest(x: jax.Array) -> jax.Array:
     """First place of the largest entry of each row, `[N]` int32.
 
-    A CPU reduces pairs of an entry and its place one by one; each alone by many lanes.
+    As argmax, which reduces pairs of an entry and its place; a CPU does that without
+    vector instructions, and has two reductions of numbers instead.
     """
     if platform() != "cpu":
         return jnp.argmax(x, -1).astype(jnp.int32)

@@ -47,7 +47,7 @@ class Tiles:
 class Layer:
     """Keys and values of a layer, as decoding slots read them."""
 
-    own: Any  # k, v [K, kv_heads, W, d], or those of `lanes`, `softmax.Turned`
+    own: Any  # k, v [K, kv_heads, W, d], or those of `lanes`, `softmax.Transposed`
     prefix: Any  # k, v [D, C, kv_heads, P, d]
     tiles: Tiles
     pool: Any = None  # k, v [D, pages, kv_heads, B, d]; None: there are no pages
@@ -59,14 +59,14 @@ class Layer:
         k, v = (lanes.in_lanes(x, values.shape[-3]) for x in (k, v))
         put = jax.lax.dynamic_update_slice
         at = (0, 0, column, 0)
-        if not isinstance(self.own, softmax.Turned):
+        if not isinstance(self.own, softmax.Transposed):
             return put(keys, k, at), put(values, v, at)
         k, of_key = jnp.swapaxes(k, 2, 3), (0, 0, 0, column)
         if values.ndim == 5:
             block, place = column // values.shape[-2], column % values.shape[-2]
             k, v = k[:, None], v[:, None]
             of_key, at = (0, block, 0, 0, place), (0, block, 0, place, 0)
-        return softmax.Turned(put(keys, k, of_key), put(values, v, at))
+        return softmax.Transposed(put(keys, k, of_key), put(values, v, at))
 
     def attend(self, q: jax.Array, own: Any, seen: jax.Array) -> jax.Array:
         """Attention of one query per slot.
@@ -179,7 +179,7 @@ def heads_of(x: jax.Array, of: jax.Array) -> jax.Array:
 def _attend(q, own, prefix, pool, seen, tiles: Tiles, at) -> jax.Array:
     """`Layer.attend` for the slots and heads of one device."""
     (k, v), width = own, prefix[0].shape[-2]
-    if isinstance(own, softmax.Turned) and v.ndim == 4:
+    if isinstance(own, softmax.Transposed) and v.ndim == 4:
         k = jnp.swapaxes(k, 2, 3)
     columns = k.shape[2] if pool is not None else seen.shape[1] - width
     theirs, ours, before = jnp.split(seen, (width, width + columns), 1)

@@ -22,7 +22,7 @@ from curax.arrays.sharding import active, ampere, cores, platform
 from curax.models.lanes import scaling, spread
 
 LEAST = 256  # fewest columns that are read in blocks
-TURNED = 64  # fewest that a CPU's keys have last
+TRANSPOSED = 64  # fewest of which a CPU's keys lie transposed
 PIECE = 2**19  # bytes of keys that a CPU reads at a time: by several threads, cached
 SOME = 4  # blocks, at least, where these are no more than the like part of all
 BLOCK = 128  # columns of a CPU's block at most, of a page; entries of a TPU's lanes
@@ -98,28 +98,28 @@ def piece(kv_heads: int, d: int, item: int) -> int:
     return max(SOME, PIECE // (BLOCK * kv_heads * d * item))
 
 
-class Turned(NamedTuple):
-    """Slots' own keys and values of a layer on a CPU, columns of keys last.
+class Transposed(NamedTuple):
+    """Slots' own keys, transposed, and values of a layer on a CPU.
 
-    A product of several queries with rows of D would turn the keys first.
+    A product of several queries with rows of D would transpose all keys first.
     """
 
     k: jax.Array  # [K, kv_heads, D, W] or, as `of_blocks` takes it, [K, b, ..., B]
     v: jax.Array  # [K, kv_heads, W, D] or [K, b, kv_heads, B, D]
 
 
-def turns(columns: int, queries: int, item: int) -> bool:
-    """Whether keys of so many columns are `Turned` where all of these are read.
+def transposes(columns: int, queries: int, item: int) -> bool:
+    """Whether keys of so many columns are `Transposed` where all of these are read.
 
     Where they serve several queries each, and an entry has four bytes: bfloat16 is
     written and read faster in rows.
     """
-    many = TURNED <= columns < LEAST and queries > 1
+    many = TRANSPOSED <= columns < LEAST and queries > 1
     return platform() == "cpu" and many and item == 4
 
 
-def turned(cache: Any, columns: int) -> tuple[Turned, ...]:
-    """`Turned` keys and values without a token, in blocks from `LEAST` columns on.
+def transposed(cache: Any, columns: int) -> tuple[Transposed, ...]:
+    """`Transposed` keys and values without a token, in blocks from `LEAST` columns on.
 
     Args:
         cache: per layer k and v, `[K, kv_heads, 0, D]`.
@@ -135,7 +135,8 @@ def turned(cache: Any, columns: int) -> tuple[Turned, ...]:
         return jnp.zeros((slots, *blocks, kv_heads, *last), x.dtype)
 
     return tuple(
-        Turned(leaf(k, k.shape[-1], size), leaf(v, size, v.shape[-1])) for k, v in cache
+        Transposed(leaf(k, k.shape[-1], size), leaf(v, size, v.shape[-1]))
+        for k, v in cache
     )
 
 
@@ -143,7 +144,7 @@ def turned(cache: Any, columns: int) -> tuple[Turned, ...]:
 def of_blocks(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Partial:
     """Weighted values, maximum and sum of a softmax, over blocks that hold tokens.
 
-    Blocks are those of `Turned`. As many as are a piece are read at a time, of
+    Blocks are those of `Transposed`. As many as are a piece are read at a time, of
     whichever slots, and the last piece is filled up.
 
     Args:

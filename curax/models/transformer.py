@@ -228,12 +228,12 @@ class Transformer:
         return lanes.side_by_side(block.heads, block.kv_heads, block.head_dim)
 
     def ragged(self, cache, columns):
-        """The slots' own with so many columns, if some are read or keys lie turned."""
+        """The slots' own with so many columns, if some are read or k transposed."""
         block, read = self.block, self.read_by(columns)
         queries = block.heads // block.kv_heads
-        turns = softmax.turns(columns, queries, block.dtype.itemsize)
-        if turns or read is softmax.of_blocks:
-            return softmax.turned(cache, columns)
+        whole = softmax.transposes(columns, queries, block.dtype.itemsize)
+        if whole or read is softmax.of_blocks:
+            return softmax.transposed(cache, columns)
         return widened(cache, columns) if read else None
 
     def paged(self, columns):
