@@ -156,18 +156,23 @@ def print_pages() -> int:
     return 0
 
 
-def compiled(model: str, name: str, most: int) -> tuple[float, float, float, float]:
-    """A draw of a model, compiled for a chip.
+class Compiled(NamedTuple):
+    """A draw of a model, compiled for a chip."""
 
-    Returns:
-        Bytes that a turn moves beside keys and values, NaN where the compiler refuses;
-        those of all weights; of keys and values of a token; and seconds to compile.
-    """
+    besides: float  # bytes that a turn moves beside keys and values; NaN: refused
+    weights: float  # bytes of all
+    token: float  # of keys and values
+    lies: float  # of a token as it lies in the cache, whose rows may be filled up
+    took: float  # seconds to compile
+
+
+def compiled(model: str, name: str, most: int) -> Compiled:
+    """What a turn of a draw moves."""
     import jax
 
     from benchmarks import plans
     from curax.planning import chips, programs
-    from curax.step import mesh, states
+    from curax.step import mesh, room, states
 
     sizes = {"prompts": CONTEXTS, "group_size": GROUP, "max_tokens": most}
     sizes["slots"] = SLOTS
@@ -179,9 +184,10 @@ def compiled(model: str, name: str, most: int) -> tuple[float, float, float, flo
     done, _ = programs.planned(run.parts, on, where, run.calls[0], quick=False)
     weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(run.state.params))
     token = 2 * run.sizes.layers * run.sizes.keys * run.sizes.item
-    whole = token * (SLOTS * most + CONTEXTS * PROMPT)  # counted, whatever is skipped
+    whole = room.cache_size(run.parts, on).bytes  # counted, whatever is skipped
     moved = math.nan if done.refusal else done.turn.read - whole + done.turn.written
-    return moved, weights, token, done.compile_s
+    lies = whole / (SLOTS * most + CONTEXTS * PROMPT)
+    return Compiled(moved, weights, token, lies, done.compile_s)
 
 
 def main() -> int:
@@ -226,16 +232,18 @@ def print_moved(model: str, name: str) -> int:
     head = ["mean of", "must, GiB", "moved, GiB", "times", "by rings", "compiled in, s"]
     rows = []
     for mean, most in DRAWS:
-        besides, weights, token, took = compiled(model, name, most)
+        done = compiled(model, name, most)
         found = simulated(CONTEXTS * GROUP, SLOTS, mean, most, PROMPT, unequal=True)
-        prefixes = SLOTS / GROUP * PROMPT * token
-        needed = weights + prefixes + token * found.held / found.turns
+        prefixes = SLOTS / GROUP * PROMPT
+        needed = done.weights + done.token * (prefixes + found.held / found.turns)
         ours, rings = (
-            besides + prefixes + token * found.read[way] / found.turns
+            done.besides + done.lies * (prefixes + found.read[way] / found.turns)
             for way in ("kernel", "rings")
         )
         cells = needed / GIB, ours / GIB, ours / needed, rings / needed
-        rows.append([f"{mean} of {most}", *(f"{x:.2f}" for x in cells), f"{took:.0f}"])
+        rows.append(
+            [f"{mean} of {most}", *(f"{x:.2f}" for x in cells), f"{done.took:.0f}"]
+        )
     print(markdown(head, rows))
     return 0
 

@@ -89,6 +89,26 @@ def prefill(model: Model, params: Any, contexts: Contexts) -> Prefix:
     return Prefix(cache=cache, last=features[:, -1])
 
 
+def for_decoding(model: Model, cache: Any) -> Any:
+    """Keys and values of contexts, of `prefill`, as decoding has them."""
+    return model.shared(cache) if model.shared else cache
+
+
+def token_bytes(model: Model, cache: Any, contexts: Contexts) -> float:
+    """Bytes per device of the keys and values of a token in decoding, all layers.
+
+    Args:
+        model: the policy.
+        cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
+        contexts: `[C, P]`.
+    """
+    held = jax.eval_shape(partial(for_decoding, model), cache)
+    return sum(
+        x.size // contexts.tokens.size * x.dtype.itemsize / shards("heads", x.shape[1])
+        for x in jax.tree.leaves(held)
+    )
+
+
 def extend(
     model: Model, params: Any, prefix: Prefix, seen: jax.Array, tokens: jax.Array
 ) -> jax.Array:
@@ -183,7 +203,7 @@ def sample(
             steps=max_tokens,
             shards=queue.shards,
         )
-        token = cache_sizes.token_bytes(known.cache, contexts, partial(shards, "heads"))
+        token = token_bytes(model, known.cache, contexts)
         page = model.paged(max_tokens) if model.paged else 0
         room = where.room(slots, bound=bound, token=token, page=page)
     even = room.slots + -room.slots % queue.shards
@@ -200,8 +220,7 @@ def sample(
         own = dataclasses.replace(rows, context=group)
     if prefix is None:
         prefix = prefill(model, params, contexts)
-    if model.shared:
-        prefix = dataclasses.replace(prefix, cache=model.shared(prefix.cache))
+    prefix = dataclasses.replace(prefix, cache=for_decoding(model, prefix.cache))
     head = model.head(ready)
     fixed = LoopInputs(
         model=model,

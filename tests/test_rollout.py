@@ -178,6 +178,19 @@ def test_slots_follow_from_a_bound_and_one_at_least_must_fit():
     assert "completion of 7 tokens beside 6 prompts of 10 takes 6.899e-08; set" in said
 
 
+def test_heads_that_fill_a_row_up_are_counted(monkeypatch):
+    policy = tiny.model(layers=1, heads=6, kv_heads=3)
+    prefix = rollout.prefill(policy, tiny.random_params(policy), tiny.CONTEXTS)
+
+    def counted():
+        return rollout.token_bytes(policy, prefix.cache, tiny.CONTEXTS)
+
+    d, item = prefix.cache[0][0].shape[-1], 4
+    assert counted() == 2 * 3 * d * item
+    monkeypatch.setattr(lanes, "side_by_side", lambda *_: 2)
+    assert counted() == 2 * 4 * d * item
+
+
 @pytest.mark.parametrize("slots", [0, 3])
 def test_permuted_rows_are_permuted_completions(slots):
     order = np.random.default_rng(0).permutation(10)
@@ -339,9 +352,10 @@ def test_keys_lie_with_columns_last_where_several_queries_read_many(monkeypatch)
 
 
 @pytest.mark.first(1)
-def test_heads_side_by_side_change_nothing(monkeypatch):
-    """Four heads of keys in two rows, whatever reads them."""
-    policy = tiny.model(layers=1, heads=8, kv_heads=4)
+@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 4), (6, 3), (2, 1)])
+def test_heads_side_by_side_change_nothing(heads, kv_heads, monkeypatch):
+    """Heads of keys two to a row, the last of them filled up, whatever reads them."""
+    policy = tiny.model(layers=1, heads=heads, kv_heads=kv_heads)
     sample = partial(rollout.sample, policy, how=tiny.settings(slots=3))
 
     def draw():
@@ -368,7 +382,10 @@ def test_heads_side_by_side_change_nothing(monkeypatch):
         (32, 8, 64, 2, 2),
         (14, 2, 64, 2, 1),  # a shard would have half a row
         (32, 8, 32, 1, 4),
-        (15, 5, 64, 1, 1),
+        (15, 5, 64, 1, 2),  # half of the last row is filled up
+        (15, 5, 64, 5, 1),  # no shard would have whole rows
+        (15, 5, 64, 3, 1),
+        (4, 1, 64, 1, 2),
         (16, 8, 128, 1, 1),
         (8, 4, 256, 1, 1),
         (8, 4, 80, 1, 1),

@@ -102,22 +102,25 @@ def said(folder, code, *words):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("place", "sizes", "d"),
+    ("place", "sizes", "kv_heads", "d"),
     [
-        ("v5e:1x1", {}, D),
-        ("v5p:1x1x1", {}, D),  # two cores share its memory
-        ("v6e:1x1", {}, D),
-        ("v6e:1x1", {}, D // 2),  # two heads side by side
-        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}, D),
-        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}, D // 2),
+        ("v5e:1x1", {}, KV_HEADS, D),
+        ("v5p:1x1x1", {}, KV_HEADS, D),  # two cores share its memory
+        ("v6e:1x1", {}, KV_HEADS, D),
+        ("v6e:1x1", {}, 2 * KV_HEADS, D // 2),  # two heads side by side
+        ("v6e:1x1", {}, 2 * KV_HEADS - 1, D // 2),  # and half a row filled up
+        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}, KV_HEADS, D),
+        ("v5e:2x2", {"data": 1, "fsdp": 2, "tensor": 2}, 2 * KV_HEADS, D // 2),
     ],
 )
-def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(libtpu, place, sizes, d):
+def test_a_tpu_reads_keys_and_values_by_one_kernel_in_one_loop(
+    libtpu, place, sizes, kv_heads, d
+):
     """No whole ring or prefix is read, copied or gathered, nothing computed besides."""
     from curax.config import load, override
     from curax.planning import estimate, hbm, hlo, planner
 
-    heads_of = {"model.heads": 4 * D // d, "model.kv_heads": KV_HEADS * D // d}
+    heads_of = {"model.heads": 2 * kv_heads, "model.kv_heads": kv_heads}
     heads_of["model.head_dim"] = d
     text = drawn(libtpu, place, sizes, **heads_of)
     assert len(re.findall('%decode_attention.*"tpu_custom_call"', text)) == 2 * LAYERS

@@ -2,14 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from curax.settings.config_paths import ConfigError
-from curax.types import Contexts
 
 
 def widths(context: int, steps: int, most: int = 3) -> tuple[int, ...]:
@@ -39,22 +37,6 @@ def widened(cache: Any, width: int) -> Any:
         return jnp.pad(x, ((0, 0), (0, 0), (0, width - x.shape[2]), (0, 0)))
 
     return jax.tree.map(leaf, cache)
-
-
-def token_bytes(
-    cache: Any, contexts: Contexts, shards: Callable[[int], int] = lambda heads: 1
-) -> float:
-    """Bytes per device of the keys and values of one token, all layers.
-
-    Args:
-        cache: of `prefill`, or its shapes, `[C, kv_heads, P, d]`.
-        contexts: `[C, P]`.
-        shards: into how many so many heads are cut.
-    """
-    return sum(
-        leaf.size // contexts.tokens.size * leaf.dtype.itemsize / shards(leaf.shape[1])
-        for leaf in jax.tree.leaves(cache)
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class Layer:
     def written(self, k: jax.Array, v: jax.Array, column: Any) -> Any:
         """The slots' own with key and value of a token, `[K, kv_heads, 1, d]`."""
         keys, values = self.own
-        k, v = (lanes.in_lanes(x, values.shape[-3]) for x in (k, v))
+        k, v = (lanes.in_lanes(x, values.shape[-1] // x.shape[-1]) for x in (k, v))
         put = jax.lax.dynamic_update_slice
         at = (0, 0, column, 0)
         if not isinstance(self.own, softmax.Transposed):
@@ -68,7 +68,9 @@ class Layer:
             of_key, at = (0, block, 0, 0, place), (0, block, 0, place, 0)
         return softmax.Transposed(put(keys, k, of_key), put(values, v, at))
 
-    def attend(self, q: jax.Array, own: Any, seen: jax.Array) -> jax.Array:
+    def attend(
+        self, q: jax.Array, own: Any, seen: jax.Array, kv_heads: int
+    ) -> jax.Array:
         """Attention of one query per slot.
 
         Args:
@@ -76,12 +78,15 @@ class Layer:
             own: as the field, this token's key and value included.
             seen: `[K, P + W + M B]` bool, keys of the prefix and own ones that are
                 visible.
+            kv_heads: heads of keys, before they lie side by side.
 
         Returns:
             `[K, heads, 1, d]`.
         """
-        heads, kv_heads = q.shape[1], own[0].shape[-3]
-        by_keys = mesh_axes("heads", kv_heads)
+        heads, (lines, _, wide) = q.shape[1], own[1].shape[-3:]
+        side_by_side = wide // q.shape[-1]
+        q = lanes.filled(q, heads // kv_heads * lines * side_by_side)
+        by_keys = mesh_axes("heads", lines)
         axes = by_keys or mesh_axes("heads", heads)
 
         def run(q, own, held: tuple[Any, Any], seen, tiles, at):
@@ -93,10 +98,10 @@ class Layer:
 
         args = q, own, (self.prefix, self.pool), seen, self.tiles, self.at
         if not active():
-            return run(*args)
+            return run(*args)[:, :heads]
         rows, cut = mesh_axes("rows") or None, axes or None
         keys = by_keys or None
-        return jax.shard_map(
+        out = jax.shard_map(
             run,
             in_specs=(
                 PartitionSpec(rows, cut),
@@ -109,6 +114,7 @@ class Layer:
             out_specs=PartitionSpec(rows, cut),
             check_vma=False,
         )(*args)
+        return out[:, :heads]
 
 
 def layers(cache: SharedCache) -> tuple[Layer, ...]:

@@ -1,9 +1,10 @@
 """Heads of keys side by side in the lanes of a TPU, in the cache of decoding.
 
 A TPU has arrays in memory with 128 entries to a row, so heads of 64 would leave half of
-it empty, and no kernel could read them. p heads of a row are p d entries. A query has
-its own d among them and zeros for the others, so one product with the row gives its
-scores; of the values that it is given it keeps its own d.
+it empty, and no kernel could read them. p heads of a row are p d entries, and the last
+row is filled up with zeros. A query has its own d among them and zeros for the others,
+so one product with the row gives its scores; of the values that it is given it keeps
+its own d.
 """
 
 import jax
@@ -17,22 +18,32 @@ def side_by_side(heads: int, kv_heads: int, d: int) -> int:
     """Heads of keys, p, that lie side by side in the cache of decoding.
 
     As many as fill the lanes of a TPU, which half of a row of 64 entries would leave
-    empty; 1 on other platforms, where they do not divide, and where a mesh would cut
-    them otherwise than the heads of queries.
+    empty; 1 on other platforms, where a mesh would cut them otherwise than the heads of
+    queries, and where it cuts heads that do not divide so.
     """
     many = max(1, LANES // d)
-    if platform() != "tpu" or many * d != LANES or kv_heads % many:
+    if platform() != "tpu" or many * d != LANES:
         return 1
-    alike = shards("heads", kv_heads // many) == shards("heads", heads)
-    return many if alike else 1
+    cuts = shards("heads", heads)
+    whole = cuts == 1 or kv_heads % many == 0
+    alike = shards("heads", -(-kv_heads // many)) == cuts
+    return many if whole and alike else 1
 
 
-def in_lanes(x: jax.Array, rows: int) -> jax.Array:
-    """Keys or values `[N, p rows, S, d]` as `[N, rows, S, p d]`."""
-    if x.shape[1] == rows:
+def in_lanes(x: jax.Array, many: int) -> jax.Array:
+    """Keys or values `[N, kv_heads, S, d]` as `[N, ceil(kv_heads / p), S, p d]`."""
+    if many == 1:
         return x
-    x = x.reshape(x.shape[0], rows, -1, *x.shape[2:])
-    return jnp.moveaxis(x, 2, 3).reshape(x.shape[0], rows, x.shape[3], -1)
+    x = filled(x, -(-x.shape[1] // many) * many)
+    x = x.reshape(x.shape[0], -1, many, *x.shape[2:])
+    return jnp.moveaxis(x, 2, 3).reshape(*x.shape[:2], x.shape[3], -1)
+
+
+def filled(x: jax.Array, heads: int) -> jax.Array:
+    """Heads `[N, h, S, d]` with zeros behind them, `[N, heads, S, d]`."""
+    if x.shape[1] == heads:
+        return x
+    return jnp.pad(x, [(0, 0), (0, heads - x.shape[1]), (0, 0), (0, 0)])
 
 
 def grouped(q: jax.Array, v: jax.Array) -> jax.Array:

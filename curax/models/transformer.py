@@ -218,8 +218,7 @@ class Transformer:
 
     def shared(self, cache):
         """The cache as decoding has it: heads side by side where they fill lanes."""
-        rows = self.block.kv_heads // self.abreast
-        return jax.tree.map(lambda x: lanes.in_lanes(x, rows), cache)
+        return jax.tree.map(lambda x: lanes.in_lanes(x, self.abreast), cache)
 
     @property
     def abreast(self):
@@ -486,7 +485,7 @@ class Block(nn.Module):
         if isinstance(seen, Visible):
             y = packed.attend(q, k, v, cache, seen)
         elif isinstance(cache, decoding.Layer):
-            y = cache.attend(q, own, seen)
+            y = cache.attend(q, own, seen, self.kv_heads)
         else:
             y = self.attend(q, k, v, seen, causal=column is None)
         y = jnp.swapaxes(y, -3, -2).reshape(*x.shape[:-1], -1)

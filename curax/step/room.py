@@ -11,6 +11,7 @@ from curax import rollout
 from curax.arrays import cache_sizes, supports
 from curax.settings.sizes import cache_bytes
 from curax.step import draw
+from curax.step import mesh as meshes
 from curax.step.types import Components
 from curax.types import HostEnvironment, Model
 
@@ -47,12 +48,11 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
     asked = of(ids) if parts.task.in_files else jax.eval_shape(of, ids)
     params = jax.eval_shape(model.init, jax.random.key(0))
     prefix = jax.eval_shape(partial(rollout.prefill, model), params, asked)
+    with meshes.use(mesh):
+        token = rollout.token_bytes(model, prefix.cache, asked)
+        page = model.paged(sizes.max_tokens) if model.paged else 0
     cut = dict(mesh.shape) if mesh else {}
-    tensor, (_, prompt) = cut.get("tensor", 1), asked.tokens.shape
-    token = cache_sizes.token_bytes(
-        prefix.cache, asked, lambda heads: tensor if heads % tensor == 0 else 1
-    )
-    contexts, prompt = drawn_contexts(parts, sizes.prompts, prompt)
+    contexts, prompt = drawn_contexts(parts, sizes.prompts, asked.tokens.shape[1])
     where = cache_sizes.Places(
         contexts=contexts,
         prompt=prompt,
@@ -60,7 +60,6 @@ def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
         shards=cut.get("data", 1) * cut.get("fsdp", 1),
     )
     most = wanted_slots(parts)
-    page = model.paged(sizes.max_tokens) if model.paged else 0
     bound = cache_bytes(parts.config)
     found = where.room(most, bound=bound, token=token, page=page)
     own, shared = where.tokens(found.slots)
