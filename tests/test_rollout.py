@@ -850,12 +850,27 @@ def chosen_at(key, logits, temperature):
     return choice.choose(key, logits, temperature=temperature)
 
 
+LARGE = (choice.MANY + 16, choice.MANY + 24, choice.MANY + 3)  # cut 1, 32 and 256 ways
+
+
+@pytest.mark.parametrize("vocabulary", LARGE)
+def test_each_token_of_a_large_vocabulary_lies_in_one_block(vocabulary):
+    every = jnp.arange(vocabulary, dtype=jnp.float32)
+    blocks = np.asarray(choice.in_blocks(every[None], -1.0))[0]
+    assert len(blocks) >= choice.FEW
+    np.testing.assert_array_equal(blocks[blocks >= 0], every)
+    alone = choice.in_blocks(jnp.where(jnp.eye(vocabulary)[::97] > 0, 0.0, -1e9), -1e9)
+    keys = jax.random.split(KEY, len(alone))
+    token, _ = choice.of_blocks(keys, jnp.exp(alone).sum(-1), alone, vocabulary)
+    np.testing.assert_array_equal(token, every[::97])
+
+
+@pytest.mark.parametrize("vocabulary", LARGE)
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.3, 1.0, 4.0]))
 def test_of_a_large_vocabulary_what_is_noted_is_its_definition(
-    platform, seed, temperature
+    platform, vocabulary, seed, temperature
 ):
-    vocabulary = choice.MANY + 24  # blocks of 515
     logits = 6 * np.random.default_rng(seed).normal(size=(3, vocabulary))
     logits = logits.astype(np.float32)
     key = jax.random.split(jax.random.key(seed), 3)
@@ -876,7 +891,7 @@ def test_of_a_large_vocabulary_what_is_noted_is_its_definition(
 
 @pytest.mark.long
 @pytest.mark.parametrize("top_p", [0.999, 1.0])
-@pytest.mark.parametrize("vocabulary", [4096, 4099])
+@pytest.mark.parametrize("vocabulary", [4096, 4099, 4104])
 def test_tokens_of_a_large_vocabulary_are_drawn_by_their_chances(vocabulary, top_p):
     places = np.array([0, 15, 16, 700, 701, vocabulary - 1])
     chance = np.array([0.05, 0.3, 0.1, 0.2, 0.25, 0.1])

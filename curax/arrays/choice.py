@@ -13,6 +13,7 @@ from curax.types import Rollouts
 
 # A vocabulary of so many tokens is neither given a random number each nor sorted.
 MANY = 4096
+BLOCKS, FEW = 256, 16  # of tokens; fewer are cut into so many, whose last are filled up
 
 
 def choose(
@@ -79,17 +80,18 @@ def of_many(key: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
     other array of their size is needed.
     """
     on_cpu = platform() == "cpu"
-    rows = z if on_cpu else in_blocks(z)
+    blocks = in_blocks(z, jnp.finfo(z.dtype).min)
+    rows = z if on_cpu else blocks
     axes = tuple(range(1, rows.ndim))
     most = jnp.max(rows, axes, keepdims=True)
     e = jnp.exp(rows - most)
     if on_cpu:
         e = jax.lax.optimization_barrier(e)
-    mass = jnp.sum(in_blocks(e), -1)
+    mass = jnp.sum(in_blocks(e, 0.0) if on_cpu else e, -1)
     total = jnp.sum(mass, -1)
     mean = jnp.sum(e * (rows - most), axes) / total
     squares = jnp.sum(e**2, axes) / total**2
-    token, own = of_blocks(key, mass, in_blocks(z))
+    token, own = of_blocks(key, mass, blocks, z.shape[-1])
     logp = own - most.reshape(-1) - jnp.log(total)
     score = score_sq_norm(jnp.exp(logp), squares)
     return token, logp, logp, jnp.log(total) - mean, score
@@ -105,9 +107,9 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
 
     The largest of logp plus Gumbel noise; of `MANY` tokens or more, for which V random
     numbers a row take longer than all else, the inverse of the distribution function,
-    in two levels of one number each: first a block of V / gcd(V, 256) tokens by its
-    mass, then a token in it. Blocks lie within shards of the vocabulary. Random
-    numbers are multiples of 2^-23, so chances of a block, and in it, are exact to that.
+    in two levels of one number each: first a block of `in_blocks` by its mass, then a
+    token in it. Random numbers are multiples of 2^-23, so chances of a block, and in
+    it, are exact to that.
 
     Args:
         key: `[N]` PRNG keys.
@@ -116,8 +118,9 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
     if logp.shape[-1] < MANY:
         like = {"shape": logp.shape[1:], "dtype": logp.dtype}
         return largest(logp + jax.vmap(partial(jax.random.gumbel, **like))(key))
-    logp = in_blocks(logp)
-    return of_blocks(key, jnp.sum(jnp.exp(logp), -1), logp)[0]
+    blocks = in_blocks(logp, jnp.finfo(logp.dtype).min)
+    mass = jnp.sum(jnp.exp(blocks), -1)
+    return of_blocks(key, mass, blocks, logp.shape[-1])[0]
 
 
 def largest(x: jax.Array) -> jax.Array:
@@ -134,13 +137,24 @@ def largest(x: jax.Array) -> jax.Array:
     return jnp.min(jnp.where(less, x.shape[1], place), -1)
 
 
-def in_blocks(x: jax.Array) -> jax.Array:
-    """Values of tokens `[N, V]` by block, `[N, gcd(V, 256), ...]`, if they are not."""
-    return x.reshape(len(x), math.gcd(math.prod(x.shape[1:]), 256), -1)
+def in_blocks(x: jax.Array, fill: float) -> jax.Array:
+    """Values of tokens `[N, V]` by block, `[N, B, W]`.
+
+    B = gcd(V, 256), as shards of the vocabulary are cut between blocks. Where that is
+    below `FEW` each is cut further, B = 256, and its last blocks are filled up.
+    """
+    n, vocabulary = x.shape
+    blocks = math.gcd(vocabulary, BLOCKS)
+    if blocks < FEW:
+        missing = -(vocabulary // blocks) % (BLOCKS // blocks)
+        x = x.reshape(n, blocks, -1)
+        x = jnp.pad(x, ((0, 0), (0, 0), (0, missing)), constant_values=fill)
+        blocks = BLOCKS
+    return x.reshape(n, blocks, -1)
 
 
 def of_blocks(
-    key: jax.Array, mass: jax.Array, z: jax.Array
+    key: jax.Array, mass: jax.Array, z: jax.Array, vocabulary: int
 ) -> tuple[jax.Array, jax.Array]:
     """`categorical` in two levels: token `[N]` int32, and its z `[N]`.
 
@@ -148,12 +162,16 @@ def of_blocks(
         key: `[N]` PRNG keys.
         mass: `[N, B]` float32, in proportion to that of each block.
         z: `[N, B, W]` float32, log-probs up to a constant of each row.
+        vocabulary: V, of `in_blocks`.
     """
     which, where = jax.vmap(partial(jax.random.uniform, shape=(2,)))(key).T
     block = inverse(mass, which)
     own = jnp.take_along_axis(z, block[:, None, None], 1)[:, 0]
     inside = inverse(jnp.exp(own - jnp.max(own, -1, keepdims=True)), where)
-    return block * z.shape[-1] + inside, pick(own, inside)
+    cut = math.gcd(vocabulary, BLOCKS)
+    each = z.shape[1] // cut
+    first = block // each * (vocabulary // cut) + block % each * z.shape[-1]
+    return first + inside, pick(own, inside)
 
 
 def inverse(mass: jax.Array, share: jax.Array) -> jax.Array:
