@@ -43,7 +43,7 @@ from curax.config import (
 )
 from curax.models import attention, transformer
 from curax.runs.run import make_loop
-from curax.step import draw, drivers, learn, loops, states
+from curax.step import draw, drivers, learn, loops, mesh, states
 from curax.step.build import build
 from curax.step.types import Graded, Method
 from curax.tasks import chain
@@ -171,6 +171,23 @@ def test_seeds_side_by_side_call_back_for_prompts_and_outcomes():
         ):
             np.testing.assert_array_equal(mine[name], theirs[name], name)
     assert_same(got, want, tolerance=0)
+
+
+def test_programs_of_a_run_are_compiled_as_the_mesh_says(monkeypatch):
+    warm = jax.device_put(warmed(1))
+    begun = loops.Jitted(build(TINY)).begin(warm)
+    options = {"xla_no_such_option": 1}
+    monkeypatch.setattr(mesh, "compiler_options", lambda *_, **__: options)
+    for kind in (loops.Staged, loops.Jitted):
+        loop = kind(build(TINY))
+        for run in (
+            loop.initial,
+            partial(loop.begin, warm),
+            partial(loop.warm, warm, 1),
+            partial(loop.advance, begun, 1),
+        ):
+            with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such_option"):
+                run()
 
 
 PARTS = override(TINY, ["task.on_device=false", "sampling.chunks=4"])

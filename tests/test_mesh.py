@@ -1,8 +1,10 @@
 """Meshes: where parameters lie, what cannot be, and that nothing else changes."""
 
 import math
+import os
 import re
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import hlo
@@ -596,3 +598,23 @@ def test_micro_batches_follow_from_tokens_and_lie_on_all_shards_of_the_rows():
         assert [few.count(16, steps) for steps in (1, 5, 7, 100)] == [1, 2, 4, 4]
         assert few.count(24, 5) == 3  # 20 tokens on each; 4 would be 15 rows
         assert few.count(6, 20) == 3  # rows that do not divide anyway
+
+
+def test_the_compiler_makes_little_effort_on_cpus_unless_flags_say_how_much(
+    monkeypatch,
+):
+    def places(platform):
+        devices = np.array([SimpleNamespace(platform=platform)])
+        return [SimpleNamespace(mesh=SimpleNamespace(devices=devices))]
+
+    assert mesh.EFFORT in os.environ["XLA_FLAGS"]
+    assert mesh.compiler_options(None) is None
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    for where in (None, places("cpu")):
+        little = mesh.compiler_options(where)
+        assert little == {mesh.EFFORT: 1}
+    close(jax.jit(jnp.tanh, compiler_options=little)(1.0), np.tanh(1.0))
+    assert mesh.compiler_options(places("gpu"), updates=True) is None
+    assert mesh.compiler_options(places("tpu")) is None
+    (option,) = mesh.compiler_options(places("tpu"), updates=True)
+    assert option == "xla_disable_hlo_passes"

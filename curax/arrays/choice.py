@@ -14,6 +14,7 @@ from curax.types import Rollouts
 # A vocabulary of so many tokens is neither given a random number each nor sorted.
 MANY = 4096
 BLOCKS, FEW = 256, 16  # of tokens; fewer are cut into so many, whose last are filled up
+LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 def choose(
@@ -80,7 +81,7 @@ def of_many(key: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
     other array of their size is needed.
     """
     on_cpu = platform() == "cpu"
-    blocks = in_blocks(z, jnp.finfo(z.dtype).min)
+    blocks = in_blocks(z, LOWEST)
     rows = z if on_cpu else blocks
     axes = tuple(range(1, rows.ndim))
     most = jnp.max(rows, axes, keepdims=True)
@@ -118,7 +119,7 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
     if logp.shape[-1] < MANY:
         like = {"shape": logp.shape[1:], "dtype": logp.dtype}
         return largest(logp + jax.vmap(partial(jax.random.gumbel, **like))(key))
-    blocks = in_blocks(logp, jnp.finfo(logp.dtype).min)
+    blocks = in_blocks(logp, LOWEST)
     mass = jnp.sum(jnp.exp(blocks), -1)
     return of_blocks(key, mass, blocks, logp.shape[-1])[0]
 

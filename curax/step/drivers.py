@@ -137,7 +137,14 @@ class Hosted:
         self.clock = Clock()
         self.reason: str | None = None
 
-    def jitted(self, function: Callable, parts: Subject, **options: Any) -> Any:
+    def jitted(
+        self,
+        function: Callable,
+        parts: Subject,
+        *,
+        updates: bool = False,
+        **options: Any,
+    ) -> Any:
         """The jitted function with `parts` bound, kept by function, parts and options.
 
         Its programs are freed with this driver; with `parts` as a static argument of a
@@ -157,7 +164,8 @@ class Hosted:
             bound = partial(function, parts)
             many = self._seeds > 1
             each = jax.vmap(bound, axis_name=SEEDS) if many else bound
-            self._jitted[key] = jax.jit(each, **options)
+            how = meshes.compiler_options(self._sharding, updates=updates)
+            self._jitted[key] = jax.jit(each, compiler_options=how, **options)
         return self._jitted[key]
 
     def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
@@ -190,7 +198,7 @@ class Hosted:
             out_shardings=(self._sharding, None),
             donate_argnums=0,
             keep_unused=True,  # what is used up makes room for what is made
-            compiler_options=meshes.compiler_options(self._sharding),
+            updates=True,
         )
 
     def repeat(self, wants: Callable, body: Callable, start: Any) -> Any:

@@ -140,7 +140,7 @@ def donating(function: Callable, sharding: Any) -> Any:
         function,
         out_shardings=(sharding, None),
         donate_argnums=0,
-        compiler_options=meshes.compiler_options(sharding),
+        compiler_options=meshes.compiler_options(sharding, updates=True),
     )
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ RULES = (
     ("heads", "tensor"),
     ("mlp", "tensor"),
 )
+EFFORT = "xla_backend_optimization_level"
 
 
 def make(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh | None:
@@ -190,19 +192,25 @@ def use(mesh: Mesh | None, *, cut_sampler: bool = False) -> Iterator[None]:
         yield
 
 
-def compiler_options(where: Any) -> dict[str, Any] | None:
-    """Options of programs with an update; None but on TPUs.
+def compiler_options(where: Any, *, updates: bool = False) -> dict[str, Any] | None:
+    """Options of a run's programs; None where the compiler's own are right.
 
-    A pass that moves sums out of loops ends the TPU compiler of libtpu 0.0.42 with an
-    internal error at an update whose rows lie on several chips.
+    For CPUs LLVM compiles with little effort, unless `XLA_FLAGS` say with how much: it
+    takes less time, for programs that are as fast (docs/benchmarks.md). On TPUs updates
+    do without a pass that moves sums out of loops: it ends the compiler of libtpu
+    0.0.42 with an internal error where rows lie on several chips.
 
     Args:
-        where: tree of shardings; None: one device.
+        where: tree of shardings; None: one device, of this process.
+        updates: whether the program updates parameters.
     """
     leaves = jax.tree.leaves(where)
-    if not leaves or leaves[0].mesh.devices.flat[0].platform != "tpu":
-        return None
-    return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
+    device = leaves[0].mesh.devices.flat[0] if leaves else jax.devices()[0]
+    if device.platform == "cpu" and EFFORT not in os.environ.get("XLA_FLAGS", ""):
+        return {EFFORT: 1}
+    if device.platform == "tpu" and leaves and updates:
+        return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
+    return None
 
 
 def of_params(mesh: Mesh, axes: Any, params: Any) -> Any:

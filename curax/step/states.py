@@ -149,8 +149,13 @@ class States:
             self._each(initial, None),
             out_shardings=self.warm_sharding,
             donate_argnums=() if self.many else 2,
+            compiler_options=meshes.compiler_options(self.warm_sharding),
         )
-        self._begin = jax.jit(self._each(begin), out_shardings=began)
+        self._begin = jax.jit(
+            self._each(begin),
+            out_shardings=began,
+            compiler_options=meshes.compiler_options(began),
+        )
 
     def context(self):
         """Context that sets the mesh; all programs are traced and run inside it."""
