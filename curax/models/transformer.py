@@ -286,9 +286,10 @@ class Transformer:
             return block.init(key, x, positions, seen)["params"]
 
         def each_layer(keys):
-            if self.scan_layers:  # The stacked axis stays unnamed: it is never sharded.
-                return jax.vmap(init)(keys)
-            return {str(i): init(k) for i, k in enumerate(keys)}
+            # One after another, by one program for all. The stacked axis stays unnamed:
+            # it is never sharded.
+            drawn = jax.lax.map(init, keys)
+            return drawn if self.scan_layers else unstacked(drawn, block.depth)
 
         def table(key, initialiser):
             boxed = modules.axes_of(initialiser, "vocab", "embed")
