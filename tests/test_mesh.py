@@ -613,6 +613,8 @@ def test_the_compiler_makes_little_effort_on_cpus_unless_flags_say_how_much(
     for where in (None, places("cpu")):
         little = mesh.compiler_options(where)
         assert little == {mesh.EFFORT: 1}
+    monkeypatch.setenv("XLA_FLAGS", "flags.txt")
+    assert mesh.compiler_options(None) is None
     close(jax.jit(jnp.tanh, compiler_options=little)(1.0), np.tanh(1.0))
     assert mesh.compiler_options(places("gpu"), updates=True) is None
     assert mesh.compiler_options(places("tpu")) is None

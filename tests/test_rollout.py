@@ -856,10 +856,10 @@ LARGE = (choice.MANY + 16, choice.MANY + 24, choice.MANY + 3)  # cut 1, 32 and 2
 @pytest.mark.parametrize("vocabulary", LARGE)
 def test_each_token_of_a_large_vocabulary_lies_in_one_block(vocabulary):
     every = jnp.arange(vocabulary, dtype=jnp.float32)
-    blocks = np.asarray(choice.in_blocks(every[None], -1.0))[0]
+    blocks = np.asarray(choice.in_blocks(every[None], fill=-1.0))[0]
     assert len(blocks) >= choice.FEW
     np.testing.assert_array_equal(blocks[blocks >= 0], every)
-    alone = choice.in_blocks(jnp.where(jnp.eye(vocabulary)[::97] > 0, 0.0, -1e9), -1e9)
+    alone = choice.in_blocks(jnp.where(jnp.eye(vocabulary)[::97] > 0, 0.0, -1e9))
     keys = jax.random.split(KEY, len(alone))
     token, _ = choice.of_blocks(keys, jnp.exp(alone).sum(-1), alone, vocabulary)
     np.testing.assert_array_equal(token, every[::97])

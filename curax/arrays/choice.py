@@ -14,7 +14,6 @@ from curax.types import Rollouts
 # A vocabulary of so many tokens is neither given a random number each nor sorted.
 MANY = 4096
 BLOCKS, FEW = 256, 16  # of tokens; fewer are cut into so many, whose last are filled up
-LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 def choose(
@@ -81,14 +80,14 @@ def of_many(key: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
     other array of their size is needed.
     """
     on_cpu = platform() == "cpu"
-    blocks = in_blocks(z, LOWEST)
+    blocks = in_blocks(z)
     rows = z if on_cpu else blocks
     axes = tuple(range(1, rows.ndim))
     most = jnp.max(rows, axes, keepdims=True)
     e = jnp.exp(rows - most)
     if on_cpu:
         e = jax.lax.optimization_barrier(e)
-    mass = jnp.sum(in_blocks(e, 0.0) if on_cpu else e, -1)
+    mass = jnp.sum(in_blocks(e, fill=0.0) if on_cpu else e, -1)
     total = jnp.sum(mass, -1)
     mean = jnp.sum(e * (rows - most), axes) / total
     squares = jnp.sum(e**2, axes) / total**2
@@ -119,7 +118,7 @@ def categorical(key: jax.Array, logp: jax.Array) -> jax.Array:
     if logp.shape[-1] < MANY:
         like = {"shape": logp.shape[1:], "dtype": logp.dtype}
         return largest(logp + jax.vmap(partial(jax.random.gumbel, **like))(key))
-    blocks = in_blocks(logp, LOWEST)
+    blocks = in_blocks(logp)
     mass = jnp.sum(jnp.exp(blocks), -1)
     return of_blocks(key, mass, blocks, logp.shape[-1])[0]
 
@@ -138,13 +137,15 @@ def largest(x: jax.Array) -> jax.Array:
     return jnp.min(jnp.where(less, x.shape[1], place), -1)
 
 
-def in_blocks(x: jax.Array, fill: float) -> jax.Array:
+def in_blocks(x: jax.Array, fill: float | None = None) -> jax.Array:
     """Values of tokens `[N, V]` by block, `[N, B, W]`.
 
     B = gcd(V, 256), as shards of the vocabulary are cut between blocks. Where that is
-    below `FEW` each is cut further, B = 256, and its last blocks are filled up.
+    below `FEW` each is cut further, B = 256, and its last blocks are filled up, with
+    the lowest number if nothing is said.
     """
     n, vocabulary = x.shape
+    fill = float(jnp.finfo(x.dtype).min) if fill is None else fill
     blocks = math.gcd(vocabulary, BLOCKS)
     if blocks < FEW:
         missing = -(vocabulary // blocks) % (BLOCKS // blocks)

@@ -159,7 +159,7 @@ class Hosted:
                 f"{function} is made at each call and would be compiled at each; make "
                 "it a function of a module, and what it binds its arguments."
             )
-        key = function, parts, *options
+        key = function, parts, updates, *options
         if key not in self._jitted:
             bound = partial(function, parts)
             many = self._seeds > 1

@@ -314,7 +314,10 @@ class Lanes(Jitted):
     def __init__(self, parts: Components, settings: Mapping[str, Sequence[float]]):
         """Jit a chunk of steps of all lanes. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._examined = jax.jit(self._each(held_out_outcomes))
+        self._examined = jax.jit(
+            self._each(held_out_outcomes),
+            compiler_options=meshes.compiler_options(self.sharding),
+        )
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
     def rehearse(self, visit=drivers.traced, loaded=None):

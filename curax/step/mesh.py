@@ -195,18 +195,20 @@ def use(mesh: Mesh | None, *, cut_sampler: bool = False) -> Iterator[None]:
 def compiler_options(where: Any, *, updates: bool = False) -> dict[str, Any] | None:
     """Options of a run's programs; None where the compiler's own are right.
 
-    For CPUs LLVM compiles with little effort, unless `XLA_FLAGS` say with how much: it
-    takes less time, for programs that are as fast (docs/benchmarks.md). On TPUs updates
-    do without a pass that moves sums out of loops: it ends the compiler of libtpu
-    0.0.42 with an internal error where rows lie on several chips.
+    For CPUs LLVM compiles with little effort, unless `XLA_FLAGS` say with how much or
+    name a file: it takes less time, for programs that are as fast (docs/benchmarks.md).
+    On TPUs updates do without a pass that moves sums out of loops: it ends the compiler
+    of libtpu 0.0.42 with an internal error where rows lie on several chips.
 
     Args:
-        where: tree of shardings; None: one device, of this process.
+        where: tree of shardings; None: one device, of those that are here.
         updates: whether the program updates parameters.
     """
     leaves = jax.tree.leaves(where)
     device = leaves[0].mesh.devices.flat[0] if leaves else jax.devices()[0]
-    if device.platform == "cpu" and EFFORT not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    in_a_file = flags.strip()[:1] not in ("", "-")
+    if device.platform == "cpu" and not in_a_file and EFFORT not in flags:
         return {EFFORT: 1}
     if device.platform == "tpu" and leaves and updates:
         return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}
