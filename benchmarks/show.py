@@ -559,7 +559,8 @@ during which others took more than {quiet} of a core is marked, and repeated.
 - Each system has the micro-batches of gradients that were found fastest for it on nano;
   a peer's other settings are its defaults, but for gradient checkpointing and bf16,
   which TRL switches on and which slow a CPU down. Completions of 256 tokens and more
-  that end by themselves curax packs, 1,024 tokens to a micro-batch.
+  that end by themselves curax packs, 1,024 tokens to a micro-batch. It has LLVM compile
+  with effort 1 from 2026-11-30 on; tunix and plain have XLA's own, 3.
 - Neither peer refills slots on a CPU in the settings used here, so where completions
   end by themselves each samples its rows in batches of the slots, as long as their
   longest row. `plain` samples all rows at once, to the end.
