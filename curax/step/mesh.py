@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from flax.core.spmd import logical_axis_rules
 from flax.linen.spmd import logical_to_mesh_axes
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from curax.config import ConfigError
 from curax.config import Mesh as Sizes
@@ -177,18 +177,22 @@ def _product(shape: Sequence[int]) -> str:
 
 
 @contextlib.contextmanager
-def use(mesh: Mesh | None, *, cut_sampler: bool = False) -> Iterator[None]:
+def use(
+    mesh: Mesh | AbstractMesh | None, *, cut_sampler: bool = False
+) -> Iterator[None]:
     """Context of a mesh, in which constraints by logical axis take effect.
 
     Args:
-        mesh: of the run; None: one device.
+        mesh: of the run, or its shape, for shapes; None: one device.
         cut_sampler: `mesh.cut_sampler` of the config.
     """
     if mesh is None:
         yield
         return
     sampled = ("sampled", "fsdp" if cut_sampler else None)
-    with jax.set_mesh(mesh), logical_axis_rules((*RULES, sampled)):
+    whole = isinstance(mesh, Mesh)
+    here = jax.set_mesh(mesh) if whole else jax.sharding.use_abstract_mesh(mesh)
+    with here, logical_axis_rules((*RULES, sampled)):
         yield
 
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from curax import rollout
 from curax.arrays import cache_sizes, supports
@@ -29,7 +29,7 @@ class CacheSize:
     prompt: int  # P, with the widest hint
 
 
-def cache_size(parts: Components, mesh: Mesh | None) -> CacheSize:
+def cache_size(parts: Components, mesh: Mesh | AbstractMesh | None) -> CacheSize:
     """Size of a draw's KV cache, from shapes; prefixes are held once.
 
     Args:
