@@ -83,18 +83,18 @@ class Layer:
         Returns:
             `[K, heads, 1, d]`.
         """
-        heads, (lines, _, wide) = q.shape[1], own[1].shape[-3:]
+        heads, (held, _, wide) = q.shape[1], own[1].shape[-3:]  # [..., held, W, wide]
         side_by_side = wide // q.shape[-1]
-        q = lanes.filled(q, heads // kv_heads * lines * side_by_side)
-        by_keys = mesh_axes("heads", lines)
+        q = lanes.filled(q, heads // kv_heads * held * side_by_side)
+        by_keys = mesh_axes("heads", held)
         axes = by_keys or mesh_axes("heads", heads)
 
-        def run(q, own, held: tuple[Any, Any], seen, tiles, at):
+        def run(q, own, others: tuple[Any, Any], seen, tiles, at):
             if axes and not by_keys:  # copies of all heads of keys, of which it takes
                 first = jax.lax.axis_index(axes) * q.shape[1]
                 of = (first + jnp.arange(q.shape[1])) // (heads // kv_heads)
-                own, held = jax.tree.map(lambda x: heads_of(x, of), (own, held))
-            return _attend(q, own, *held, seen, tiles, at)
+                own, others = jax.tree.map(lambda x: heads_of(x, of), (own, others))
+            return _attend(q, own, *others, seen, tiles, at)
 
         args = q, own, (self.prefix, self.pool), seen, self.tiles, self.at
         if not active():

@@ -183,7 +183,7 @@ def use(
     """Context of a mesh, in which constraints by logical axis take effect.
 
     Args:
-        mesh: of the run, or its shape, for shapes; None: one device.
+        mesh: of the run, or its shape alone to trace with; None: one device.
         cut_sampler: `mesh.cut_sampler` of the config.
     """
     if mesh is None:
