@@ -13,6 +13,7 @@ WORKER = Worker()
 import jax
 
 from benchmarks.recipe import config
+from curax.runs import libraries
 from curax.step import build, loops
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     """Iterate for ever."""
     WORKER.imported("jax", "flax", "optax")
     WORKER.wait()
+    libraries.set_up()
     recipe = config(
         WORKER.work,
         heard,
@@ -34,7 +36,7 @@ def main() -> None:
         devices=jax.device_count(),
     )
     loop = loops.Staged(build.build(recipe))
-    with loop.context():
+    with loop.context(), loop.compiling(evaluates=False):
         state = loop.begin(loop.initial())
         while True:
             state, _, _ = loop.advance(state, 1)

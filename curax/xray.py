@@ -179,7 +179,7 @@ def gradients(args: Namespace) -> None:
     Raises:
         ConfigError: the policy cannot be read, or has no gradients of a pass rate.
     """
-    from curax.runs import folder, policies, run
+    from curax.runs import folder, libraries, policies, run
     from curax.step import build
     from curax.theory import gradients as measured
     from curax.theory import law_residual, probe
@@ -188,7 +188,7 @@ def gradients(args: Namespace) -> None:
     path, check = Path(args.gradients), probe.check
     if args.law:
         check = law_residual.check
-    run.set_up_libraries()
+    libraries.set_up()
     if policies.is_run(path):
         config = policies.run_config(path, changes=args.assignments)
         name = path.resolve().name

@@ -107,7 +107,7 @@ def trained(config, kind=loops.Jitted, chunks=(STEPS,)):
             rows += new
             assert len(shown) == times
     if kind is loops.Jitted:  # whatever was allocated, one program made all steps
-        assert loop._chunk._cache_size() == 1
+        assert loop._chunk.jitted._cache_size() == 1
     return jax.device_get(state), rows
 
 

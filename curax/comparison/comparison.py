@@ -9,9 +9,8 @@ from rich.console import Console
 from curax import __version__
 from curax.comparison import analysis, figures, page, runner
 from curax.comparison.experiment import Arm, Experiment, in_json, setting_of, warm_key
-from curax.runs import folder, reading
+from curax.runs import folder, libraries, reading
 from curax.runs.progress import Progress
-from curax.runs.run import set_up_libraries
 from curax.settings import files, lock
 from curax.settings.cli import write_file
 
@@ -40,7 +39,7 @@ def compare(
         ConfigError: wrong input; nothing has been written.
     """
     folder.check_writable(workdir)
-    set_up_libraries()
+    libraries.set_up()
     cost = cost or experiment.cost
     with lock.hold(workdir, "--workdir"):
         runner.check(workdir, experiment, arms)

@@ -285,7 +285,10 @@ class Comparison:
     ) -> dict[str, Any]:
         """Run a program from its last evaluation to its end, and return its history."""
         experiment, path = self._experiment, self._workdir / RUNNING / sweep.key
-        with _resumed(path, lanes.abstract, lanes.whole) as (saved, found):
+        with (
+            _resumed(path, lanes.abstract, lanes.whole) as (saved, found),
+            lanes.compiling(found.state if found else None),
+        ):
             if found:
                 state = found.state
                 history = analysis.with_greedy(found.totals["history"])

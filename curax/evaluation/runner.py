@@ -21,7 +21,7 @@ from curax.evaluation import benchmarks, results
 from curax.evaluation.questions import Questions
 from curax.evaluation.samples import Sampler, SamplesFile, Timed
 from curax.evaluation.setup import EvaluationSetup, prepare
-from curax.runs import run
+from curax.runs import libraries
 from curax.runs.folder import described, write_json
 from curax.runs.interrupt import Interrupt
 from curax.runs.progress import Progress
@@ -68,7 +68,7 @@ def evaluate(args: Namespace, out: Path, *, command: str) -> int:
     Raises:
         ConfigError: wrong input; nothing has been written.
     """
-    run.set_up_libraries()
+    libraries.set_up()
     with contextlib.ExitStack() as opened:
         if not out.exists() or out.is_dir():  # `check_folder` refuses a file
             opened.enter_context(lock.hold(out, "--out"))

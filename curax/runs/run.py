@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from curax.runs import (
     dashboards,
     ending,
     folder,
+    libraries,
     marks,
     memory_io,
     policies,
@@ -45,10 +45,6 @@ from curax.step import build, loops, rehearsal, stages
 from curax.step.states import Warm
 from curax.step.types import Components
 from curax.types import TrainState
-
-# Options of XLA: devices of one CPU, and whether each begins with what is ready.
-DEVICES = "xla_force_host_platform_device_count"
-IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 
 
 class RunError(RuntimeError):
@@ -117,7 +113,7 @@ def begun(config: Config, workdir: Path, *, resume: bool) -> int | None:
     Raises:
         ConfigError: a file of the run is damaged, or processes have other configs.
     """
-    set_up_libraries()
+    libraries.set_up()
     since = checkpoint.latest(workdir / folder.CHECKPOINTS) if resume else None
     since = peers.broadcast(since)
     peers.same("the config", describe(config))
@@ -165,26 +161,6 @@ def say(text: str) -> None:
     """Print a line on process 0."""
     if peers.is_first():
         print(text, flush=True)
-
-
-def set_up_libraries() -> None:
-    """Set what JAX and XLA read later, where it is not set.
-
-    The compilation cache is in the user's cache folder; a user without a home has none.
-    Several devices of one CPU run what they have in one order: with JAX 0.12 each else
-    begins with what is ready, and devices that begin with different collectives wait
-    for each other for ever.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    several = DEVICES in flags or jax.config.values["jax_num_cpu_devices"] > 1
-    if several and IN_ORDER not in flags and version("jaxlib") >= "0.11":
-        os.environ["XLA_FLAGS"] = f"{flags} {IN_ORDER}=false".strip()
-    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    there = jax.config.values["jax_compilation_cache_dir"]
-    if there is None and not home.startswith("~"):
-        programs = str(Path(home, "curax", "jax"))
-        jax.config.update("jax_compilation_cache_dir", programs)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def make_loop(config: Config, *, rehearse: bool = True) -> loops.Loop:
@@ -293,6 +269,8 @@ class Run:
             for held in cache.lines(self._loop):
                 self._progress.say(held)
             found = self._restore()
+            start = found.state if found else None
+            self._open.enter_context(self._loop.compiling(start))
             state = found.state if found else self._start()
             if state is not None:
                 if peers.is_first():

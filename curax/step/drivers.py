@@ -31,6 +31,7 @@ from curax.processes import peers
 from curax.settings.config_types import present
 from curax.step import ahead, draw, grading, outside, play
 from curax.step import mesh as meshes
+from curax.step.compiling import Program
 from curax.step.types import Components, Graded, Request, Subject, Ungraded
 from curax.types import Behaviour, Prompts, Rollouts, TrainState, Weights
 
@@ -128,7 +129,7 @@ class Hosted:
             context: that of the mesh that draws, for threads of the driver.
             split: of the devices, where what draws ahead has its own.
         """
-        self._jitted: dict[tuple[Any, ...], Any] = {}
+        self._jitted: dict[tuple[Any, ...], Program] = {}
         self._sharding, self._seeds, self._context = sharding, seeds, context
         self._split, self._copies = split, dict[str, tuple[Any, Any]]()
         self.background = ThreadPoolExecutor(1, "verify")
@@ -144,7 +145,7 @@ class Hosted:
         *,
         updates: bool = False,
         **options: Any,
-    ) -> Any:
+    ) -> Program:
         """The jitted function with `parts` bound, kept by function, parts and options.
 
         Its programs are freed with this driver; with `parts` as a static argument of a
@@ -164,8 +165,8 @@ class Hosted:
             bound = partial(function, parts)
             many = self._seeds > 1
             each = jax.vmap(bound, axis_name=SEEDS) if many else bound
-            how = meshes.compiler_options(self._sharding, updates=updates)
-            self._jitted[key] = jax.jit(each, compiler_options=how, **options)
+            where = self._sharding
+            self._jitted[key] = Program(each, where, updates=updates, **options)
         return self._jitted[key]
 
     def call(self, function: Callable, parts: Subject, *args: Any) -> Any:
@@ -190,7 +191,7 @@ class Hosted:
         with self.clock.times("update"):
             return jax.block_until_ready(self.finishing(function, parts)(*args))
 
-    def finishing(self, function: Callable, parts: Subject) -> Any:
+    def finishing(self, function: Callable, parts: Subject) -> Program:
         """The jitted function that ends a step, with the sharding of its state."""
         return self.jitted(
             function,
@@ -509,8 +510,10 @@ class Abstract(Hosted):
         return finished(self._verdicts(None, rollouts))
 
     def _joined(self, arrays: Sequence[Any]) -> Any:
-        rows = sum(one.shape[0] for one in arrays)
-        return jax.ShapeDtypeStruct((rows,), jnp.float32)
+        if len(arrays) == 1:
+            return arrays[0]
+        rows, where = sum(one.shape[0] for one in arrays), arrays[0].sharding
+        return jax.ShapeDtypeStruct((rows,), jnp.float32, sharding=where)
 
 
 def finished(value: Any) -> Future:

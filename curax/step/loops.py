@@ -8,6 +8,7 @@ verify. All of them call `step.step` with a driver.
 """
 
 import abc
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +21,15 @@ import numpy as np
 
 from curax.arrays import frozen
 from curax.processes import peers
-from curax.step import ahead, drivers, sft, validation
-from curax.step import mesh as meshes
+from curax.settings import machine
+from curax.step import ahead, compiling, drivers, sft, validation
+from curax.step.compiling import Program
 from curax.step.states import States, Warm, begin, initial
 from curax.step.step import step
 from curax.step.types import Components, Shown, Subject
 from curax.types import Rollouts, TrainState
+
+MOST_BESIDE = 8  # programs that compile at the same time: each takes memory
 
 
 def warm_step(parts: Components, state: Warm, traces=None) -> tuple[Warm, jax.Array]:
@@ -129,18 +133,16 @@ def held_out_outcomes(
     return [(each.rollouts, each.outcome) for each in graded]
 
 
-def donating(function: Callable, sharding: Any) -> Any:
-    """The jitted function, whose first argument is donated: a state.
+def donating(function: Callable, sharding: Any) -> Program:
+    """The program of an update, whose first argument is donated: a state.
 
     Args:
         function: `(state, ...) -> (state, out)`.
         sharding: of the state that it gives; None: on one device.
     """
-    return jax.jit(
-        function,
-        out_shardings=(sharding, None),
-        donate_argnums=0,
-        compiler_options=meshes.compiler_options(sharding, updates=True),
+    where = (sharding, None)
+    return Program(
+        function, sharding, updates=True, out_shardings=where, donate_argnums=0
     )
 
 
@@ -165,30 +167,73 @@ class Loop(States, abc.ABC):
         """The latest reason for missing outcomes; None: there was none."""
         return self._drive.reason
 
-    def rehearse(self, visit: Callable = drivers.traced, loaded: Any = None) -> None:
+    def rehearse(
+        self,
+        visit: Callable = drivers.traced,
+        loaded: Any = None,
+        start: Warm | TrainState | None = None,
+        *,
+        evaluates: bool = True,
+    ) -> None:
         """Trace every program without running it; the traces are kept for the run.
 
         Args:
             visit: gives the shapes of the outputs of `(name, program, args)`, as
                 `drivers.traced`; it may compile the program too.
             loaded: of `self.loaded`, or shapes of it.
+            start: state that the run goes on from; None: the programs make one.
+            evaluates: whether held-out completions are drawn too.
         """
-        parts, how = self.parts, self.parts.config.evaluation
-        lanes = self.magnitudes
+        parts, lanes = self.parts, self.magnitudes
         with self.context():
-            warm = visit("initial", self._initial, (self.seeds, lanes, loaded))
-            if parts.config.warm_start:
-                self._rehearse_warm(visit, warm)
-            state = visit("begin", self._begin, (warm, lanes))
-            drive, drawn = drivers.Abstract(self._drive, visit, "held-out "), []
-            requests = validation.requests(drive, parts, state.seed)
-            for request in requests:
-                drawn.append(drive.draw(self._held_out, state, request))
-            if how.distance or how.confidence:
-                given = requests[0].prompts, drawn[0]
-                drive.call(validation.measured, parts, state, *given)
+            state: Any = start
+            if start is None:
+                state = visit("initial", self._initial, (self.seeds, lanes, loaded))
+            if isinstance(state, Warm):
+                if parts.config.warm_start:
+                    self._rehearse_warm(visit, state)
+                state = visit("begin", self._begin, (state, lanes))
+            if evaluates:
+                self._rehearse_evaluation(visit, state)
             if parts.config.steps:
                 self._rehearse_step(visit, state)
+
+    @contextlib.contextmanager
+    def compiling(
+        self, start: Warm | TrainState | None = None, *, evaluates: bool = True
+    ) -> Iterator[None]:
+        """A context in which all programs compile side by side, in the background.
+
+        With one core there is no side. Several processes compile in one order, and
+        where a draw has its own devices programs compile as they are called.
+
+        Args:
+            start: as of `rehearse`.
+            evaluates: as of `rehearse`.
+        """
+        cores = machine.cores()
+        if cores == 1 or peers.count() > 1 or self.split:
+            yield
+            return
+        if start is None and self.parts.model.load:  # its parameters are not read yet
+            start = compiling.placed(self.abstract_warm, self.warm_sharding)
+        beside = compiling.Beside(self.mesh, min(cores, MOST_BESIDE))
+        try:
+            self.rehearse(beside, start=start, evaluates=evaluates)
+            yield
+        finally:
+            beside.close()
+
+    def _rehearse_evaluation(self, visit, state):
+        """Visit the programs of an evaluation."""
+        parts, how = self.parts, self.parts.config.evaluation
+        drive, drawn = drivers.Abstract(self._drive, visit, "held-out "), []
+        requests = validation.requests(drive, parts, state.seed)
+        for request in requests:
+            drawn.append(drive.draw(self._held_out, state, request))
+        if how.distance or how.confidence:
+            given = requests[0].prompts, drawn[0]
+            drive.call(validation.measured, parts, state, *given)
 
     def _rehearse_warm(self, visit, warm):
         """Visit a step of the warm start."""
@@ -314,16 +359,19 @@ class Lanes(Jitted):
     def __init__(self, parts: Components, settings: Mapping[str, Sequence[float]]):
         """Jit a chunk of steps of all lanes. Arguments as `States`."""
         super().__init__(parts, settings)
-        self._examined = jax.jit(
-            self._each(held_out_outcomes),
-            compiler_options=meshes.compiler_options(self.sharding),
-        )
+        self._examined = Program(self._each(held_out_outcomes), self.sharding)
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
-    def rehearse(self, visit=drivers.traced, loaded=None):
+    def rehearse(
+        self, visit=drivers.traced, loaded=None, start=None, *, evaluates=True
+    ):
         """As `Loop.rehearse`, of the programs that lanes have."""
-        state = visit("begin", self._begin, (self.abstract_warm, self.magnitudes))
-        visit("held-out completions", self._examined, (state, self.magnitudes))
+        state = start
+        if not isinstance(state, TrainState):
+            warm = compiling.placed(self.abstract_warm, self.warm_sharding)
+            state = visit("begin", self._begin, (warm, self.magnitudes))
+        if evaluates:
+            visit("held-out completions", self._examined, (state, self.magnitudes))
         _, (values, _) = self._rehearse_step(visit, state)
         self.metrics = tuple(values)
 
@@ -357,8 +405,8 @@ class Staged(Loop):
     def _rehearse_warm(self, visit, warm):
         if not self.parts.task.in_files:
             return super()._rehearse_warm(visit, warm)
-        traces = self._traces(jnp.uint32(0), jnp.int32(0))
-        return visit("warm start", self._warm_once, (warm, traces))
+        drive = drivers.Abstract(self._drive, visit, "warm start ")
+        return visit("warm start", self._warm_once, (warm, self._traces(drive, warm)))
 
     def _rehearse_step(self, visit, state):
         step(drivers.Abstract(self._drive, visit), self.parts, state)
@@ -369,15 +417,15 @@ class Staged(Loop):
             return super().warm(state, times)
         losses = []
         for _ in range(times):
-            traces = self._traces(state.seed, state.step)
+            traces = self._traces(self._drive, state)
             state, loss = self._warm_once(state, traces)
             losses.append(loss)
         return state, np.asarray(peers.fetch(losses))
 
-    def _traces(self, seed, step):
+    def _traces(self, drive, state):
         """Traces of a warm-start step, read by the host."""
-        ids = self._drive.call(sft.next_ids, self.parts, seed, step)
-        return self._drive.call_task(sft.next_traces, self.parts, seed, step, ids)
+        when = self.parts, state.seed, state.step
+        return drive.call_task(sft.next_traces, *when, drive.call(sft.next_ids, *when))
 
     def advance(self, state, times):
         """As `Loop.advance`; every stage is timed by itself."""

@@ -24,6 +24,10 @@ RULES = (
     ("mlp", "tensor"),
 )
 EFFORT = "xla_backend_optimization_level"
+# Code of loops that takes longer to compile, and runs no faster (docs/benchmarks.md).
+PLAIN_LOOPS = "--xla_backend_extra_options=" + ",".join(
+    ("xla_cpu_disable_tiled_emitter", "xla_cpu_disable_loop_unrolling")
+)
 
 
 def make(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh | None:
@@ -196,6 +200,12 @@ def use(
         yield
 
 
+def effort_is_named() -> bool:
+    """Whether `XLA_FLAGS` say how much effort LLVM makes, or lie in a file."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    return flags.strip()[:1] not in ("", "-") or EFFORT in flags
+
+
 def compiler_options(where: Any, *, updates: bool = False) -> dict[str, Any] | None:
     """Options of a run's programs; None where the compiler's own are right.
 
@@ -210,9 +220,7 @@ def compiler_options(where: Any, *, updates: bool = False) -> dict[str, Any] | N
     """
     leaves = jax.tree.leaves(where)
     device = leaves[0].mesh.devices.flat[0] if leaves else jax.devices()[0]
-    flags = os.environ.get("XLA_FLAGS", "")
-    in_a_file = flags.strip()[:1] not in ("", "-")
-    if device.platform == "cpu" and not in_a_file and EFFORT not in flags:
+    if device.platform == "cpu" and not effort_is_named():
         return {EFFORT: 1}
     if device.platform == "tpu" and leaves and updates:
         return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"}

@@ -21,6 +21,7 @@ from curax.config import override
 from curax.step import ahead
 from curax.step import mesh as meshes
 from curax.step.build import build
+from curax.step.compiling import Program
 from curax.step.drivers import Traced
 from curax.step.types import Components
 from curax.types import TrainState, Weights
@@ -145,17 +146,13 @@ class States:
                 apart = meshes.shardings_moved(began.behaviour, self.split.draw)
                 self.sharding = dataclasses.replace(began, behaviour=apart)
         self.abstract_warm, self.abstract = warm, state
-        self._initial = jax.jit(
+        self._initial = Program(
             self._each(initial, None),
+            self.warm_sharding,
             out_shardings=self.warm_sharding,
             donate_argnums=() if self.many else 2,
-            compiler_options=meshes.compiler_options(self.warm_sharding),
         )
-        self._begin = jax.jit(
-            self._each(begin),
-            out_shardings=began,
-            compiler_options=meshes.compiler_options(began),
-        )
+        self._begin = Program(self._each(begin), began, out_shardings=began)
 
     def context(self):
         """Context that sets the mesh; all programs are traced and run inside it."""

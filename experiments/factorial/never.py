@@ -20,7 +20,7 @@ import numpy as np
 
 from curax.comparison import programs
 from curax.config import override
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from curax.settings.tables import markdown
 from curax.step import loops, validation
 from curax.theory import course, expect
@@ -119,7 +119,7 @@ def table() -> str:
 
 def main() -> None:
     """Measure what is left."""
-    set_up_libraries()
+    libraries.set_up()
     for arm in ARMS:
         path = RESULTS / f"{arm}.json"
         if not path.exists():

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from curax.theory import course
 from curax.theory import predict as theory
 from curax.theory.summary import pass_rates
@@ -55,7 +55,7 @@ def seen(regime: str) -> tuple[float, float]:
 
 def main() -> int:
     """Exit status 0."""
-    set_up_libraries()
+    libraries.set_up()
     for regime in REGIMES:
         path = run.RESULTS / regime / "predicted.json"
         if path.exists():

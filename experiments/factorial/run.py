@@ -35,7 +35,7 @@ from curax import advantage, correct, hint, objective, stop
 from curax.comparison import programs, statistics
 from curax.comparison.experiment import Arm, arms
 from curax.config import Config, Hint, Sampling, Stop, load, override
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from experiments.map import ablations, parts, regimes, run
 from experiments.map.regimes import TUNING, Setting
 
@@ -294,7 +294,7 @@ def finish(
     measure: Callable[[Piece], bytes],
 ) -> None:
     """Measure those pieces, in order, whose file is not there."""
-    set_up_libraries()
+    libraries.set_up()
     for piece in pieces:
         if not path(piece).exists():
             begun = time.monotonic()

@@ -27,7 +27,7 @@ import numpy as np
 from curax import advantage, allocate, correct, downsample, gate, modulate
 from curax.comparison import programs, statistics
 from curax.comparison.experiment import Arm, Experiment, arms
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from experiments.map import regimes, run
 from experiments.map.regimes import REGIMES, STEPS, TUNING
 
@@ -376,7 +376,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", choices=list(ABLATIONS))
     args = parser.parse_args(argv)
     missing = left(args.only)
-    set_up_libraries()
+    libraries.set_up()
     for name, which in missing[: len(missing) if args.all else args.next]:
         begun = time.monotonic()
         measure(name, which)

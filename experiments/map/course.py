@@ -27,7 +27,7 @@ import numpy as np
 
 from curax import gate
 from curax.config import Config, ConfigError
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from curax.settings.cli import write_file
 from curax.theory import advice, course, predict, sizes
 from curax.theory.course import Gradients, Recipe
@@ -182,7 +182,7 @@ def predicted(
 
 def main() -> int:
     """Exit status 0; what is there is not predicted again."""
-    set_up_libraries()
+    libraries.set_up()
     for regime in regimes.SINGLE:
         paths = {
             step: regimes.RESULTS / regime / f"{form}.json"

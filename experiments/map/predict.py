@@ -28,7 +28,7 @@ import numpy as np
 
 from curax import stop
 from curax.config import Config, load, override
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from curax.settings.cli import write_file
 from curax.settings.recipes import recipes
 from curax.theory import advice, advice_options, expect, gradients, sizes
@@ -161,7 +161,7 @@ def predicted(regime: str, form: str) -> dict[str, dict[str, object]]:
 
 def main() -> int:
     """Exit status 0. Gradients are measured where the regime's warm starts are."""
-    set_up_libraries()
+    libraries.set_up()
     forms = (*ASSUMED, BY_COSINE, BY_STEPS)
     for regime, form in itertools.product(regimes.SINGLE, forms):
         path = regimes.RESULTS / regime / f"{form}.json"

@@ -27,7 +27,7 @@ from curax.comparison import programs, statistics
 from curax.comparison.analysis import RATES
 from curax.comparison.experiment import arms, warm_config, warm_key
 from curax.config import override
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from curax.settings.cli import write_file
 from curax.step import draw, drivers, loops, validation
 from curax.step.build import build
@@ -357,7 +357,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     missing = left(args.regime)
     count = len(missing) if args.all else args.next
-    set_up_libraries()
+    libraries.set_up()
     for piece in missing[:count]:
         begun = time.monotonic()
         measure(piece)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from curax.runs.run import set_up_libraries
+from curax.runs import libraries
 from curax.settings.cli import write_file
 from curax.step import draw, drivers, states
 from curax.step.build import build
@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args(argv)
-    set_up_libraries()
+    libraries.set_up()
     slope, found = slopes(args.regime), {}
     for recipe, value in args.recipes:
         name = f"{recipe}:{value}"

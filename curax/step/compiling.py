@@ -1,0 +1,119 @@
+"""Programs of a run: jitted functions, compiled side by side before they are called."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import jax
+from jax.tree import leaves
+
+from curax.step import mesh as meshes
+
+
+class Program:
+    """A jitted function of a run; a call waits for what compiles in the background."""
+
+    def __init__(
+        self, function: Callable, where: Any, *, updates: bool = False, **options: Any
+    ):
+        """Jit the function; nothing is compiled yet.
+
+        Args:
+            function: to be jitted.
+            where: tree of shardings of the mesh that it runs on; None: one device.
+            updates: whether it updates parameters.
+            options: others of `jax.jit`.
+        """
+        how = meshes.compiler_options(where, updates=updates)
+        self.jitted = jax.jit(function, compiler_options=how, **options)
+        self._begun: list[Future[Any]] = []
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function; what was not compiled yet, or failed to, is now."""
+        wait(self._begun)
+        return self.jitted(*args)
+
+    def begin(self, pool: ThreadPoolExecutor, args: tuple[Any, ...]) -> Future[Any]:
+        """Begin to compile for arguments of these shapes, dtypes and shardings."""
+        # Lowered here, in the contexts of the caller; calls find what it compiles to.
+        self._begun.append(pool.submit(self.jitted.lower(*args).compile))
+        return self._begun[-1]
+
+    def eval_shape(self, *args: Any) -> Any:
+        """Shapes and dtypes of the outputs; the trace is kept."""
+        return self.jitted.eval_shape(*args)
+
+    def trace(self, *args: Any) -> jax.stages.Traced:
+        """The function traced for these arguments, as that of a jitted function."""
+        return self.jitted.trace(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The function lowered for these arguments, as that of a jitted function."""
+        return self.jitted.lower(*args)
+
+
+class Beside:
+    """Visitor of `Loop.rehearse` that compiles programs side by side, in threads.
+
+    A program is found compiled by a call whose arguments lie where those of the visit
+    do. On one device that is known at once; on a mesh it is known of what a program
+    makes as soon as that is compiled, so a program waits for those it follows.
+    """
+
+    def __init__(self, mesh: Any, threads: int):
+        """Compile nothing yet.
+
+        Args:
+            mesh: of the run; None: one device.
+            threads: programs that are compiled at the same time.
+        """
+        self._pool = ThreadPoolExecutor(threads, "compile")
+        # By what a visit gave, which is kept: its program, and its place therein.
+        self._made: dict[int, tuple[Any, Future[Any], int]] = {}
+        self._mesh = mesh
+
+    def __call__(self, name: str, program: Program, args: tuple[Any, ...]) -> Any:
+        """Shapes and dtypes of the outputs, which is as far as the caller waits."""
+        del name
+        shapes = program.eval_shape(*args)
+        compiled = program.begin(self._pool, jax.tree.map(self._placed, args))
+        if self._mesh is None:
+            return placed(shapes, None) if any(map(_lies, leaves(args))) else shapes
+        for i, leaf in enumerate(leaves(shapes)):
+            self._made[id(leaf)] = leaf, compiled, i
+        return shapes
+
+    def _placed(self, leaf: Any) -> Any:
+        """An argument, with the sharding that its program gives it."""
+        if id(leaf) not in self._made:
+            return leaf
+        _, compiled, i = self._made[id(leaf)]
+        return _at(leaf, leaves(compiled.result().output_shardings)[i])
+
+    def close(self) -> None:
+        """Begin no more; what compiles now ends in its thread."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def placed(tree: Any, where: Any) -> Any:
+    """Shapes and dtypes of arrays that lie there.
+
+    Args:
+        tree: of arrays, or of their shapes.
+        where: tree like it of shardings; None: the first device.
+    """
+    if where is None:
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.tree.map(lambda leaf: _at(leaf, one), tree)
+    return jax.tree.map(_at, tree, where)
+
+
+def _lies(leaf: Any) -> bool:
+    """Whether a device is chosen for an array, which then is that of what it makes."""
+    return bool(getattr(leaf, "sharding", None) and getattr(leaf, "committed", True))
+
+
+def _at(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=where, weak_type=leaf.weak_type
+    )
