@@ -90,6 +90,10 @@ class Beside:
         _, compiled, i = self._made[id(leaf)]
         return _at(leaf, leaves(compiled.result().output_shardings)[i])
 
+    def later(self, function: Callable, *args: Any) -> Future[Any]:
+        """Begin to call a function in the background."""
+        return self._pool.submit(function, *args)
+
     def close(self) -> None:
         """Begin no more; what compiles now ends in its thread."""
         self._pool.shutdown(wait=False, cancel_futures=True)

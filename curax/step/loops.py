@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -159,6 +160,7 @@ class Loop(States, abc.ABC):
         changed, seeds = ahead.changed(self.sharding), parts.config.seeds
         what = changed, seeds, self.drawing, self.split
         self._drive = drivers.Hosted(*what)
+        self._more: Future[None] | None = None  # programs of a run, compiled beside
         # Held-out prompts are graded by the verifier alone, whatever methods there are.
         self._held_out = Subject(task=parts.task, model=parts.model)
 
@@ -167,36 +169,16 @@ class Loop(States, abc.ABC):
         """The latest reason for missing outcomes; None: there was none."""
         return self._drive.reason
 
-    def rehearse(
-        self,
-        visit: Callable = drivers.traced,
-        loaded: Any = None,
-        start: Warm | TrainState | None = None,
-        *,
-        evaluates: bool = True,
-    ) -> None:
+    def rehearse(self, visit: Callable = drivers.traced, loaded: Any = None) -> None:
         """Trace every program without running it; the traces are kept for the run.
 
         Args:
             visit: gives the shapes of the outputs of `(name, program, args)`, as
                 `drivers.traced`; it may compile the program too.
             loaded: of `self.loaded`, or shapes of it.
-            start: state that the run goes on from; None: the programs make one.
-            evaluates: whether held-out completions are drawn too.
         """
-        parts, lanes = self.parts, self.magnitudes
         with self.context():
-            state: Any = start
-            if start is None:
-                state = visit("initial", self._initial, (self.seeds, lanes, loaded))
-            if isinstance(state, Warm):
-                if parts.config.warm_start:
-                    self._rehearse_warm(visit, state)
-                state = visit("begin", self._begin, (state, lanes))
-            if evaluates:
-                self._rehearse_evaluation(visit, state)
-            if parts.config.steps:
-                self._rehearse_step(visit, state)
+            self._rehearse_run(visit, self._rehearse_start(visit, loaded))
 
     @contextlib.contextmanager
     def compiling(
@@ -208,8 +190,8 @@ class Loop(States, abc.ABC):
         where a draw has its own devices programs compile as they are called.
 
         Args:
-            start: as of `rehearse`.
-            evaluates: as of `rehearse`.
+            start: state that the run goes on from; None: the programs make one.
+            evaluates: whether held-out completions are drawn.
         """
         cores = machine.cores()
         if cores == 1 or peers.count() > 1 or self.split:
@@ -219,10 +201,51 @@ class Loop(States, abc.ABC):
             start = compiling.placed(self.abstract_warm, self.warm_sharding)
         beside = compiling.Beside(self.mesh, min(cores, MOST_BESIDE))
         try:
-            self.rehearse(beside, start=start, evaluates=evaluates)
+            with self.context():
+                state: Any = start
+                if not isinstance(state, TrainState):
+                    state = self._rehearse_start(beside, warm=start)
+            self._more = beside.later(self._rehearse_more, beside, state, evaluates)
+            if isinstance(start, TrainState):
+                self._more.result()
             yield
         finally:
             beside.close()
+            self._more = None
+
+    def begin(self, warm):
+        """As `States.begin`; by then the programs of a run are being compiled."""
+        state = super().begin(warm)
+        if self._more:
+            self._more.result()
+        return state
+
+    def _rehearse_start(self, visit, loaded=None, warm=None):
+        """The state before the first RL step; visit the programs that make it.
+
+        Args:
+            visit: as of `rehearse`.
+            loaded: as of `rehearse`.
+            warm: a state of the warm start that the run goes on from; None: none.
+        """
+        lanes = self.magnitudes
+        if warm is None:
+            warm = visit("initial", self._initial, (self.seeds, lanes, loaded))
+        if self.parts.config.warm_start:
+            self._rehearse_warm(visit, warm)
+        return visit("begin", self._begin, (warm, lanes))
+
+    def _rehearse_more(self, visit, state, evaluates):
+        """As `_rehearse_run`, in a thread that has no context."""
+        with self.context():
+            self._rehearse_run(visit, state, evaluates=evaluates)
+
+    def _rehearse_run(self, visit, state, *, evaluates=True):
+        """Visit the programs of RL steps and of evaluations."""
+        if evaluates:
+            self._rehearse_evaluation(visit, state)
+        if self.parts.config.steps:
+            self._rehearse_step(visit, state)
 
     def _rehearse_evaluation(self, visit, state):
         """Visit the programs of an evaluation."""
@@ -362,17 +385,15 @@ class Lanes(Jitted):
         self._examined = Program(self._each(held_out_outcomes), self.sharding)
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
-    def rehearse(
-        self, visit=drivers.traced, loaded=None, start=None, *, evaluates=True
-    ):
-        """As `Loop.rehearse`, of the programs that lanes have."""
-        state = start
-        if not isinstance(state, TrainState):
-            warm = compiling.placed(self.abstract_warm, self.warm_sharding)
-            state = visit("begin", self._begin, (warm, self.magnitudes))
-        if evaluates:
-            visit("held-out completions", self._examined, (state, self.magnitudes))
-        _, (values, _) = self._rehearse_step(visit, state)
+    def _rehearse_start(self, visit, loaded=None, warm=None):
+        warm = warm or compiling.placed(self.abstract_warm, self.warm_sharding)
+        return visit("begin", self._begin, (warm, self.magnitudes))
+
+    def _rehearse_evaluation(self, visit, state):
+        visit("held-out completions", self._examined, (state, self.magnitudes))
+
+    def _rehearse_step(self, visit, state):
+        _, (values, _) = super()._rehearse_step(visit, state)
         self.metrics = tuple(values)
 
     def begin(self, warm):
