@@ -201,6 +201,33 @@ def test_an_interrupt_while_jax_compiles_for_minutes_ends_the_process():
     assert ran("-c", COMPILING, timeout=30, **slow) == (130, "ended\n", "")
 
 
+BEHIND = """
+import sys
+from curax.settings.cli import command_line
+
+@command_line("curax.one")
+def main(argv):
+    import jax, jax.numpy as jnp
+    from curax.step.compiling import Beside, Program
+
+    def slow(x):
+        for add in range(1000):
+            x = jnp.sin(x) @ x + add
+        return x
+
+    Beside(None, 2)("slow", Program(slow, None), (jax.ShapeDtypeStruct((64, 64), "f"),))
+    print("left")
+    return 143
+
+sys.exit(main())
+"""
+
+
+def test_a_command_that_ends_waits_for_no_program_that_compiles_beside_it():
+    slow = {"XLA_FLAGS": "", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    assert ran("-c", BEHIND, timeout=30, **slow) == (143, "left\n", "")
+
+
 def test_what_else_python_drops_is_told_as_before(monkeypatch):
     told, dropped = [], SimpleNamespace(exc_type=ValueError)
     monkeypatch.setattr(sys, "unraisablehook", told.append)

@@ -18,6 +18,7 @@ from curax import gate
 from curax.config import override
 from curax.processes import peers
 from curax.settings import machine
+from curax.settings.cli import BESIDE
 from curax.settings.config_paths import options
 from curax.step import loops
 from curax.step.build import build
@@ -94,7 +95,7 @@ def test_what_compiles_side_by_side_is_what_calls_would_compile(
         results.append(run(kind(build(config))))
         counts.append(Counter(name for name, _ in compiled))
     assert not counts[1] - counts[0], "calls did not find what was compiled"
-    beside = {name for name, thread in compiled if thread.startswith("compile")}
+    beside = {name for name, thread in compiled if thread == BESIDE}
     last = "learn_beside" if config.sampling.ahead else "learn"
     last = last if kind is loops.Staged else "steps"
     assert {"jit(initial)", "jit(draw)", f"jit({last})"} <= beside
@@ -111,7 +112,7 @@ def test_lanes_compile_side_by_side_too(compiled, monkeypatch):
         state = lanes.begin(warm)
         lanes.pass_rates(state)
         state, *_ = lanes.advance(state, 1)
-    beside = {name for name, thread in compiled if thread.startswith("compile")}
+    beside = {name for name, thread in compiled if thread == BESIDE}
     assert beside == {"jit(begin)", "jit(held_out_outcomes)", "jit(steps)"}
     assert not beside & {name for name, thread in compiled if thread == "MainThread"}
 
@@ -183,7 +184,6 @@ def test_what_cannot_be_compiled_is_told_by_the_call():
 
     program = Program(lambda x: x + 1, None)
     beside = Beside(None, 1)
-    begun = beside._pool.submit(fails)
-    program._begun.append(begun)
+    program._begun.append(beside.later(fails))
     assert program(1.0) == 2
     beside.close()

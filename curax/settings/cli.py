@@ -12,6 +12,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -230,7 +231,7 @@ def _interrupt_soon() -> None:
 
 
 class _Leaving:
-    """How a process ends whose work a Ctrl-C has left.
+    """How a process ends whose work a Ctrl-C has left, or threads that still compile.
 
     What JAX compiled then goes on. At its exit JAX would wait for that, however long it
     takes, and crash; so the process ends without it, after all later exit handlers.
@@ -239,6 +240,7 @@ class _Leaving:
 
     def __init__(self):
         self._ready, self._left_by = False, None
+        self._status: int | None = None  # of a process that is left
 
     def prepare(self) -> None:
         """To be called by a command that is the whole of its process, before JAX."""
@@ -246,21 +248,22 @@ class _Leaving:
             atexit.register(self._exit)
         self._ready = True
 
-    def leave(self, error: BaseException) -> None:
+    def leave(self, error: BaseException | None, status: int) -> None:
         """Leave what JAX is doing, an error's frames with it, when the process ends."""
         api: Any = sys.modules.get("jax._src.api")  # no public name
         if self._ready and hasattr(api, "clean_up"):
-            self._left_by = error
+            self._left_by, self._status = error, status
             atexit.unregister(api.clean_up)
 
     def _exit(self) -> None:
-        if self._left_by:
+        if self._status is not None:
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
-            os._exit(130)
+            os._exit(self._status)
 
 
 _LEAVING = _Leaving()
+BESIDE = "compiles beside"  # name of threads whose work a process that ends leaves
 
 
 def command_line(
@@ -284,7 +287,15 @@ def command_line(
             if argv is None:
                 _LEAVING.prepare()
                 argv = sys.argv[1:]
-            argv = [at_home(argument) for argument in argv]
+            status = 1  # of what is raised
+            try:
+                status = ended([at_home(argument) for argument in argv])
+            finally:
+                if any(thread.name == BESIDE for thread in threading.enumerate()):
+                    _LEAVING.leave(None, status)
+            return status
+
+        def ended(argv: list[str]) -> int:
             try:
                 with hears_interrupts():
                     return main(argv)
@@ -293,7 +304,7 @@ def command_line(
                 return 2
             except (KeyboardInterrupt, Exception) as error:
                 if interrupted(error):
-                    _LEAVING.leave(error)
+                    _LEAVING.leave(error, 130)
                     if goes_on:
                         command = again(name.removeprefix("curax."), argv)
                         print(f"Stopped; to go on: {command}")

@@ -1,12 +1,14 @@
 """Programs of a run: jitted functions, compiled side by side before they are called."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from threading import Semaphore, Thread
 from typing import Any
 
 import jax
 from jax.tree import leaves
 
+from curax.settings.cli import BESIDE
 from curax.step import mesh as meshes
 
 
@@ -33,10 +35,10 @@ class Program:
         wait(self._begun)
         return self.jitted(*args)
 
-    def begin(self, pool: ThreadPoolExecutor, args: tuple[Any, ...]) -> Future[Any]:
+    def begin(self, beside: "Beside", args: tuple[Any, ...]) -> Future[Any]:
         """Begin to compile for arguments of these shapes, dtypes and shardings."""
         # Lowered here, in the contexts of the caller; calls find what it compiles to.
-        self._begun.append(pool.submit(self.jitted.lower(*args).compile))
+        self._begun.append(beside.later(self.jitted.lower(*args).compile))
         return self._begun[-1]
 
     def eval_shape(self, *args: Any) -> Any:
@@ -67,7 +69,7 @@ class Beside:
             mesh: of the run; None: one device.
             threads: programs that are compiled at the same time.
         """
-        self._pool = ThreadPoolExecutor(threads, "compile")
+        self._free, self._closed = Semaphore(threads), False
         # By what a visit gave, which is kept: its program, and its place therein.
         self._made: dict[int, tuple[Any, Future[Any], int]] = {}
         self._mesh = mesh
@@ -76,7 +78,7 @@ class Beside:
         """Shapes and dtypes of the outputs, which is as far as the caller waits."""
         del name
         shapes = program.eval_shape(*args)
-        compiled = program.begin(self._pool, jax.tree.map(self._placed, args))
+        compiled = program.begin(self, jax.tree.map(self._placed, args))
         if self._mesh is None:
             return placed(shapes, None) if any(map(_lies, leaves(args))) else shapes
         for i, leaf in enumerate(leaves(shapes)):
@@ -91,12 +93,26 @@ class Beside:
         return _at(leaf, leaves(compiled.result().output_shardings)[i])
 
     def later(self, function: Callable, *args: Any) -> Future[Any]:
-        """Begin to call a function in the background."""
-        return self._pool.submit(function, *args)
+        """Call a function as soon as a thread is free, in one that nobody waits for."""
+        found = Future()
+
+        def call() -> None:
+            with self._free:
+                if self._closed:
+                    found.cancel()
+                if not found.set_running_or_notify_cancel():
+                    return
+                try:
+                    found.set_result(function(*args))
+                except BaseException as error:  # which is raised where it is awaited
+                    found.set_exception(error)
+
+        Thread(target=call, name=BESIDE, daemon=True).start()
+        return found
 
     def close(self) -> None:
         """Begin no more; what compiles now ends in its thread."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
 
 
 def placed(tree: Any, where: Any) -> Any:
