@@ -285,6 +285,11 @@ RULE = rollout.Stopping(
 MESHES = {(2, 2, 2): 2, (1, 8, 1): 1, (2, 1, 4): 1, (8, 1, 1): 2}  # to heads of keys
 
 
+# What does not change in a loop stays in it: JAX 0.12's compiler for CPUs moves even what
+# is gathered out of it.
+AS_WRITTEN = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
+
+
 @cache
 def compiled(sizes, kv_heads, *, slots, cut=False, **options):
     """The text of a sampler, compiled for a mesh, and its policy."""
@@ -295,7 +300,8 @@ def compiled(sizes, kv_heads, *, slots, cut=False, **options):
     where = mesh.of_params(made, policy.axes, shapes)
 
     draw = partial(drawn, policy, slots=slots, **options)
-    jitted = jax.jit(draw, in_shardings=(where, None, None))
+    shardings = (where, None, None)
+    jitted = jax.jit(draw, in_shardings=shardings, compiler_options=AS_WRITTEN)
     with mesh.use(made, cut_sampler=cut):
         program = jitted.lower(shapes, ROWS, jax.random.key(0)).compile()
     return policy, where, program
@@ -469,6 +475,7 @@ def updating(sizes, kv_heads, how):
         partial(differentiate, policy, how),
         in_shardings=(where, None, None),
         out_shardings=(None, where, None),
+        compiler_options=AS_WRITTEN,
     )
     # A program that is not kept is compiled each time, and warned of each time.
     name = "jax_persistent_cache_min_compile_time_secs"

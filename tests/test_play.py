@@ -380,7 +380,7 @@ def lacks():
             "what it gives, NoneType, has no function reset; let it give a types",
         ),
         (lacks, "what it gives, Environment, has no function observe"),
-        (failing, r"cannot be called as failing\(\): missing a required argument"),
+        (failing, r"cannot be called as failing\(\): missing a required .*argument"),
         (lambda: None, "define it with def at the top level of a file"),
     ],
 )

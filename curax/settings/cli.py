@@ -252,7 +252,7 @@ class _Leaving:
         """Leave what JAX is doing, an error's frames with it, when the process ends."""
         api: Any = sys.modules.get("jax._src.api")  # no public name
         if self._ready and hasattr(api, "clean_up"):
-            self._left_by, self._status = error, status
+            self._left_by, self._status = self._left_by or error, status
             atexit.unregister(api.clean_up)
 
     def _exit(self) -> None:
