@@ -285,8 +285,7 @@ RULE = rollout.Stopping(
 MESHES = {(2, 2, 2): 2, (1, 8, 1): 1, (2, 1, 4): 1, (8, 1, 1): 2}  # to heads of keys
 
 
-# What does not change in a loop stays in it: JAX 0.12's compiler for CPUs moves even what
-# is gathered out of it.
+# A loop keeps what does not change: on CPUs JAX 0.12 moves even what is gathered out.
 AS_WRITTEN = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion"}
 
 
