@@ -215,7 +215,7 @@ def main(argv):
             x = jnp.sin(x) @ x + add
         return x
 
-    Beside(None, 2)("slow", Program(slow, None), (jax.ShapeDtypeStruct((64, 64), "f"),))
+    Beside(2)("slow", Program(slow, None), (jax.ShapeDtypeStruct((64, 64), "f"),))
     print("left")
     return 143
 

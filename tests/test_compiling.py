@@ -39,13 +39,11 @@ STAGED = {
         HOST, ["sampling.ahead=1", "sampling.off_policy=off_policy.truncated_ratio"]
     ),
     "from files": replace(SHORT, task=partial(in_files, **options(TINY.task))),
-    "on a mesh, staged": override(SHORT, ["mesh.data=2"]),
 }
 JITTED = {
     "jitted": SHORT,
     "no warm start": replace(SHORT, warm_start=None),
     "seeds": override(SHORT, ["seeds=2"]),
-    "on a mesh": override(SHORT, ["mesh.data=2"]),
 }
 QUICK = ("jitted", "graded on the host")
 KINDS = [
@@ -149,12 +147,12 @@ def test_weights_that_are_not_read_yet_are_no_reason_to_draw_others(
     assert names.count("jit(initial)") == names.count("jit(begin)") == 1
 
 
-@pytest.mark.parametrize("alone", ["one core", "several processes"])
+@pytest.mark.parametrize("alone", ["one core", "several processes", "a mesh"])
 def test_programs_compile_as_they_are_called(alone, monkeypatch):
     on_cores(monkeypatch, 1 if alone == "one core" else 2)
-    monkeypatch.setattr(peers, "count", lambda: 1 if alone == "one core" else 2)
-    loop = loops.Jitted(build(SHORT))
-    monkeypatch.setattr(loop, "rehearse", None)
+    monkeypatch.setattr(peers, "count", lambda: 1 + (alone == "several processes"))
+    loop = loops.Jitted(build(override(SHORT, ["mesh.data=2"] * (alone == "a mesh"))))
+    monkeypatch.setattr(loop, "_rehearse_start", None)
     with loop.compiling():
         pass
 
@@ -163,7 +161,7 @@ def test_a_call_waits_for_what_compiles_in_the_background(monkeypatch):
     program, goes_on = Program(lambda x: x + 1, None), threading.Event()
     lowered = SimpleNamespace(compile=goes_on.wait)
     jitted = SimpleNamespace(lower=lambda *_: lowered, eval_shape=jax.eval_shape)
-    beside, called = Beside(None, 1), []
+    beside, called = Beside(1), []
     with monkeypatch.context() as patch:
         patch.setattr(program, "jitted", jitted)
         patch.setattr(jitted, "eval_shape", lambda x: x)
@@ -183,7 +181,7 @@ def test_what_cannot_be_compiled_is_told_by_the_call():
         raise ValueError("too large")
 
     program = Program(lambda x: x + 1, None)
-    beside = Beside(None, 1)
+    beside = Beside(1)
     program._begun.append(beside.later(fails))
     assert program(1.0) == 2
     beside.close()

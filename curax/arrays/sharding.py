@@ -274,6 +274,26 @@ def own_of_copies(tree: Any) -> Any:
     return jax.tree.map(leaf, tree)
 
 
+def placed(tree: Any, where: Any) -> Any:
+    """Shapes and dtypes of arrays that lie there.
+
+    Args:
+        tree: of arrays, or of their shapes.
+        where: tree like it of shardings; None: the first device.
+    """
+    if where is None:
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        where = jax.tree.map(lambda _: one, tree)
+
+    def at(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
+        weak = getattr(leaf, "weak_type", False)
+        return jax.ShapeDtypeStruct(
+            leaf.shape, leaf.dtype, sharding=where, weak_type=weak
+        )
+
+    return jax.tree.map(at, tree, where)
+
+
 def bytes_on_device(tree: Any, where: Any = None) -> int:
     """Bytes of one device's shards of arrays or of their shapes.
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from curax.arrays.sharding import platform
+from curax.arrays.sharding import placed, platform
 from curax.processes import peers
 from curax.settings.cli import still_there
 from curax.settings.config_paths import ConfigError, changes
@@ -229,14 +229,7 @@ class Checkpoints:
             OtherBaseError: its frozen parameters were others.
         """
         like, sharding = _trained(like), _trained(sharding)
-        if sharding is None:
-            first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-            sharding = jax.tree.map(lambda _: first, like)
-        like = jax.tree.map(
-            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-            like,
-            sharding,
-        )
+        like = placed(like, sharding)
         items = ocp.args.Composite(
             state=ocp.args.StandardRestore(like),  # pyright: ignore[reportCallIssue]
             totals=ocp.args.JsonRestore(),  # pyright: ignore[reportCallIssue]

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from curax.arrays.sharding import placed
 from curax.config import Config
 from curax.planning import estimate, programs
 from curax.planning.programs import Compiled
@@ -36,13 +37,7 @@ class Compiler:
         if done is None:
             raise MemoryError(f"{name}: {report.refusal}")
         self.reports.append(report)
-
-        def placed(x: Any, where: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(
-                x.shape, x.dtype, sharding=where, weak_type=x.weak_type
-            )
-
-        shapes = jax.tree.map(placed, program.eval_shape(*args), done.output_shardings)
+        shapes = placed(program.eval_shape(*args), done.output_shardings)
         self.outputs[name] = shapes
         return shapes
 

@@ -22,7 +22,8 @@ def set_up() -> None:
     begins with what is ready, and devices that begin with different collectives wait
     for each other for ever. What is imported by now stays, and is not collected.
     """
-    gc.freeze()
+    if not gc.get_freeze_count():
+        gc.freeze()
     flags = os.environ.get("XLA_FLAGS", "")
     extra, _, _ = meshes.PLAIN_LOOPS.partition("=")
     if extra not in flags and not meshes.effort_is_named():

@@ -256,14 +256,19 @@ class _Leaving:
             atexit.unregister(api.clean_up)
 
     def _exit(self) -> None:
-        if self._status is not None:
+        if self._left_by or (self._status is not None and compiles_beside()):
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
-            os._exit(self._status)
+            os._exit(self._status or 0)
 
 
 _LEAVING = _Leaving()
 BESIDE = "compiles beside"  # name of threads whose work a process that ends leaves
+
+
+def compiles_beside() -> bool:
+    """Whether a program still compiles in a thread that nobody waits for."""
+    return any(thread.name == BESIDE for thread in threading.enumerate())
 
 
 def command_line(
@@ -291,7 +296,7 @@ def command_line(
             try:
                 status = ended([at_home(argument) for argument in argv])
             finally:
-                if any(thread.name == BESIDE for thread in threading.enumerate()):
+                if compiles_beside():
                     _LEAVING.leave(None, status)
             return status
 

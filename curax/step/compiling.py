@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.tree import leaves
 
+from curax.arrays.sharding import placed
 from curax.settings.cli import BESIDE
 from curax.step import mesh as meshes
 
@@ -35,11 +36,10 @@ class Program:
         wait(self._begun)
         return self.jitted(*args)
 
-    def begin(self, beside: "Beside", args: tuple[Any, ...]) -> Future[Any]:
+    def begin(self, beside: "Beside", args: tuple[Any, ...]) -> None:
         """Begin to compile for arguments of these shapes, dtypes and shardings."""
         # Lowered here, in the contexts of the caller; calls find what it compiles to.
         self._begun.append(beside.later(self.jitted.lower(*args).compile))
-        return self._begun[-1]
 
     def eval_shape(self, *args: Any) -> Any:
         """Shapes and dtypes of the outputs; the trace is kept."""
@@ -58,39 +58,20 @@ class Beside:
     """Visitor of `Loop.rehearse` that compiles programs side by side, in threads.
 
     A program is found compiled by a call whose arguments lie where those of the visit
-    do. On one device that is known at once; on a mesh it is known of what a program
-    makes as soon as that is compiled, so a program waits for those it follows.
+    do, which is on the first device. Of a mesh it would be known from compiled programs
+    alone where arrays lie that they make.
     """
 
-    def __init__(self, mesh: Any, threads: int):
-        """Compile nothing yet.
-
-        Args:
-            mesh: of the run; None: one device.
-            threads: programs that are compiled at the same time.
-        """
+    def __init__(self, threads: int):
+        """Compile nothing yet; later so many programs at the same time."""
         self._free, self._closed = Semaphore(threads), False
-        # By what a visit gave, which is kept: its program, and its place therein.
-        self._made: dict[int, tuple[Any, Future[Any], int]] = {}
-        self._mesh = mesh
 
     def __call__(self, name: str, program: Program, args: tuple[Any, ...]) -> Any:
         """Shapes and dtypes of the outputs, which is as far as the caller waits."""
         del name
         shapes = program.eval_shape(*args)
-        compiled = program.begin(self, jax.tree.map(self._placed, args))
-        if self._mesh is None:
-            return placed(shapes, None) if any(map(_lies, leaves(args))) else shapes
-        for i, leaf in enumerate(leaves(shapes)):
-            self._made[id(leaf)] = leaf, compiled, i
-        return shapes
-
-    def _placed(self, leaf: Any) -> Any:
-        """An argument, with the sharding that its program gives it."""
-        if id(leaf) not in self._made:
-            return leaf
-        _, compiled, i = self._made[id(leaf)]
-        return _at(leaf, leaves(compiled.result().output_shardings)[i])
+        program.begin(self, args)
+        return placed(shapes, None) if any(map(_lies, leaves(args))) else shapes
 
     def later(self, function: Callable, *args: Any) -> Future[Any]:
         """Call a function as soon as a thread is free, in one that nobody waits for."""
@@ -115,25 +96,6 @@ class Beside:
         self._closed = True
 
 
-def placed(tree: Any, where: Any) -> Any:
-    """Shapes and dtypes of arrays that lie there.
-
-    Args:
-        tree: of arrays, or of their shapes.
-        where: tree like it of shardings; None: the first device.
-    """
-    if where is None:
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        return jax.tree.map(lambda leaf: _at(leaf, one), tree)
-    return jax.tree.map(_at, tree, where)
-
-
 def _lies(leaf: Any) -> bool:
     """Whether a device is chosen for an array, which then is that of what it makes."""
     return bool(getattr(leaf, "sharding", None) and getattr(leaf, "committed", True))
-
-
-def _at(leaf: Any, where: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=where, weak_type=leaf.weak_type
-    )

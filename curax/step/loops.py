@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax.arrays import frozen
+from curax.arrays.sharding import placed
 from curax.processes import peers
 from curax.settings import machine
 from curax.step import ahead, compiling, drivers, sft, validation
@@ -186,20 +187,20 @@ class Loop(States, abc.ABC):
     ) -> Iterator[None]:
         """A context in which all programs compile side by side, in the background.
 
-        With one core there is no side. Several processes compile in one order, and
-        where a draw has its own devices programs compile as they are called.
+        With one core there is no side. On a mesh, and where several processes share a
+        run, programs compile as they are called.
 
         Args:
             start: state that the run goes on from; None: the programs make one.
             evaluates: whether held-out completions are drawn.
         """
         cores = machine.cores()
-        if cores == 1 or peers.count() > 1 or self.split:
+        if cores == 1 or peers.count() > 1 or self.mesh:
             yield
             return
         if start is None and self.parts.model.load:  # its parameters are not read yet
-            start = compiling.placed(self.abstract_warm, self.warm_sharding)
-        beside = compiling.Beside(self.mesh, min(cores, MOST_BESIDE))
+            start = placed(self.abstract_warm, None)
+        beside = compiling.Beside(min(cores, MOST_BESIDE))
         try:
             with self.context():
                 state: Any = start
@@ -386,7 +387,7 @@ class Lanes(Jitted):
         self.metrics: tuple[str, ...] = ()  # of a step, once rehearsed
 
     def _rehearse_start(self, visit, loaded=None, warm=None):
-        warm = warm or compiling.placed(self.abstract_warm, self.warm_sharding)
+        warm = warm or placed(self.abstract_warm, self.warm_sharding)
         return visit("begin", self._begin, (warm, self.magnitudes))
 
     def _rehearse_evaluation(self, visit, state):
