@@ -52,6 +52,37 @@ with mesh.use(on):
     )
     print(json.dumps(jax.jit(jax.grad(loss)).lower(*args).compile().as_text()))
 """
+HELD = """
+import json, sys
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+from curax.config import Mesh
+from curax.planning import chips, programs
+from curax.step import mesh
+
+on = mesh.make(Mesh(data=1, fsdp=1, tensor=1), chips.devices(chips.topology("v5e:1x1")))
+
+def grown(x):
+    eight = jax.lax.optimization_barrier(jnp.tile(x, (8, 1)) * 2)
+
+    def body(carry):
+        i, whole = carry
+        twelve = jnp.tile(whole[: len(x)], (12, 1)) + i
+        return i + 1, whole + jax.lax.optimization_barrier(twelve)[: len(whole)]
+
+    start = jnp.float32(0), eight
+    _, whole = jax.lax.while_loop(lambda carry: carry[0] < 10, body, start)
+    return jax.lax.optimization_barrier(jnp.tile(whole, (2, 1))).sum()
+
+found, given = [], NamedSharding(on, P())
+with mesh.use(on):
+    for mib in json.loads(sys.argv[1]):
+        x = jax.ShapeDtypeStruct((256 * mib, 1024), jnp.float32, sharding=given)
+        for kept in (True, False):
+            one, _ = programs.compiled("grown", jax.jit(grown), (x,), kept=kept)
+            found.append([one.refusal, one.in_use / 2**20 / mib])
+print(json.dumps(found))
+"""
 LAYERS, SLOTS, COLUMNS, KV_HEADS, D = 2, 16, 384, 2, 128
 OPTIONS = {
     "model.layers": LAYERS,
@@ -187,3 +218,16 @@ def test_the_gradient_of_the_head_is_scattered_and_never_whole(libtpu):
     found = hlo.collectives(said(libtpu, HEAD).splitlines())
     wide = {one.kind for one in found if one.entries > 75_968}
     assert wide == {"all-gather", "reduce-scatter"}
+
+
+@pytest.mark.long
+def test_what_a_tpu_program_holds_is_what_its_compiler_refuses_by(libtpu):
+    """25 times its argument: of 640 MiB it fits the 15.75 GiB of a chip, of 700 not.
+
+    The size of temporaries that a compiled program tells is 20 GiB of 640 MiB.
+    """
+    *fit, (refused, _), (again, _) = said(libtpu, HELD, "[640, 700]")
+    assert [refusal for refusal, _ in fit] == [None, None]
+    assert [held for _, held in fit] == pytest.approx([25, 25], rel=1e-5)
+    assert refused == again
+    assert f"HLO temporaries ({25 * 700 / 1024:.2f}G) exceeds available HBM" in refused

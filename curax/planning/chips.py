@@ -18,6 +18,7 @@ GIB = 2**30
 class Chip:
     """Figures of one chip, as published at docs.cloud.google.com/tpu/docs.
 
+    But its memory is what a compiler (libtpu 0.0.42.1) leaves to programs.
     `link_bytes_per_s` is half the bidirectional bandwidth between chips; of v4 it is
     the all-reduce bandwidth of a pod over its 4,096 chips.
     """
@@ -39,10 +40,10 @@ CHIPS = {
         axes=axes,
     )
     for name, tera_flops, gib, giga_bytes, link_giga_bytes, axes in (
-        ("v4", 275, 32, 1200, 268, 3),
-        ("v5e", 197, 16, 819, 200, 2),
-        ("v5p", 459, 95, 2765, 600, 3),
-        ("v6e", 918, 32, 1638, 400, 2),
+        ("v4", 275, 30.75, 1200, 268, 3),
+        ("v5e", 197, 15.75, 819, 200, 2),
+        ("v5p", 459, 95.74, 2765, 600, 3),
+        ("v6e", 918, 31.25, 1638, 400, 2),
     )
 }
 INSTALL = (
@@ -143,11 +144,14 @@ def devices(place: Topology) -> Sequence[Any]:
                 f"set XLA_FLAGS=--xla_force_host_platform_device_count={place.chips}."
             )
         return here[: place.chips]
-    # The compiler takes slices of whole hosts, unless it is told of a smaller one.
-    alone = {"chips_per_host_bounds": (1, 1, 1)} if place.chips == 1 else {}
+    how: dict[str, Any] = {}
+    if place.chips == 1:  # the compiler takes slices of whole hosts, unless it is told
+        how["chips_per_host_bounds"] = (1, 1, 1)
+    if place.kind == "v4":  # whose two cores would be a device each
+        how["chip_config_name"] = "megacore"
     try:
         found = topologies.get_topology_desc(
-            platform="tpu", topology_name=place.name, **alone
+            platform="tpu", topology_name=place.name, **how
         )
     except Exception as error:  # of several types, by the version of libtpu
         raise ConfigError(

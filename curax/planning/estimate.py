@@ -33,11 +33,8 @@ from curax.types import Contexts, Rollouts, TrainState
 
 FLOAT32 = 4
 # What TPU compilers were found to hold: without recomputation a layer keeps so many
-# times the bytes of its products, with norms, rotations and gates; and sums of
-# gradients of contexts take so many times their own bytes, more with adapters.
-KEPT_OF_PRODUCTS = 3.25
-HELD_OF_SUMS = 1.25
-HELD_WITH_ADAPTERS = 1.6
+# times the bytes of its products, with norms, rotations and gates.
+KEPT_OF_PRODUCTS = 4.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -525,40 +522,33 @@ def learn(
         "dots": inner,
         "none": KEPT_OF_PRODUCTS * inner,
     }
-    # Of rows, and of as many tokens of contexts.
-    held = sizes.layers * (at_once + min(at_once, prompts)) * each[again]
+    # Of a micro-batch, or of a piece of contexts after all of them.
+    held = sizes.layers * at_once * each[again]
     of_logits = min(at_once, how.token_chunk or at_once)
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
         logits = min(at_once * sizes.vocab * FLOAT32 / tensor, masked.PIECE)
+    # Gradients of a micro-batch stand beside the total, unless they are added in place.
+    in_place = full and micro.packed and parts.model.adding
+    beside = 0.0 if in_place else sizes.learned * FLOAT32 / tensor / cut.fsdp
+    # Weights that are cast or gathered: of a layer, and the head, whole along `fsdp`.
+    apart = bool(narrow) or cut.fsdp > 1
+    weights = (sizes.products / sizes.layers + head) * apart * item / tensor
     # A copy of the parameters adds up gradients of the contexts of all copies, unless
-    # these lie with their rows; where rows lie on several shards of it, each
-    # micro-batch gives them anew.
-    sums_held = (HELD_OF_SUMS if full else HELD_WITH_ADAPTERS) * (
-        (1 if at_home else cut.data) + (cut.fsdp > 1)
-    )
-    trained = shard if full else 0.0
-    # Gradients of a micro-batch, beside the total to which those of layers are added.
-    in_place = sizes.learned * FLOAT32 / tensor / cut.fsdp
-    in_place *= bool(full and micro.packed and parts.model.adding)
-    # Beside gradients of parameters these do not show: contexts of lines and gradients
-    # of them, of all layers.
+    # these lie with their rows. A micro-batch has those of its lines, or of all.
     of_lines = micro.copied * 4 * sizes.layers * sizes.keys * item / cut.heads
-    of_lines *= not full
-    # The head is whole along `fsdp`, and so is its gradient, in pieces and added up.
-    of_head = 2 * FLOAT32 if trained else item * (cut.fsdp > 1)
+    sums = slopes * (1 if at_home else cut.data) + (of_lines or read)
     return Work(
         call=Need().plus(call, how.epochs),
         turn=turn,
         turns=turns,
         spared=Need().plus(less, turns),
-        least=shard + cast + head * narrow + held + logits + read + slopes,
+        least=shard + weights + held + logits + read + slopes,
         memory={
-            "gradients": 2.0 * trained - in_place,
-            "weights as they are read": cast,
-            "head": head * of_head / tensor,
+            "gradients": shard + beside + full * head * FLOAT32 / tensor,
+            "weights as they are read": weights,
             "activations": held + 3.0 * at_once * inner,
-            "prefix": read + sums_held * slopes + of_lines,
+            "prefix": read + sums,
             "logits": 2.0 * logits,
             "completions": 8.0 * rows * sizes.steps * FLOAT32,
             # Of all that were drawn, and of those that train once more.

@@ -12,6 +12,7 @@ nor its operations, of which those of matrix products outside kernels are counte
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from curax.planning import hlo
 LINE = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = (.*)")
 OPCODE = re.compile(r" ([a-z][a-z0-9\-]*)\(")
 ARRAY = re.compile(r"(pred|[a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
+RESERVED = re.compile(r"\(color=0\)\nTotal bytes: (\d+)")  # color 0: of the device
 ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # of a layout: not the memory of the device
 KERNEL = 'custom_call_target="tpu_custom_call"'  # of Pallas
 RUN = ("while", "conditional", "call")  # others, and pass arrays on
@@ -90,6 +92,17 @@ def moved(found: list[tuple[float, Access]], number: int = 5) -> Moved:
     kernels = [(n, one) for n, one in found if one.kernel]
     flops = sum(n * one.flops for n, one in found)
     return Moved(read(found), written(found), most, read(kernels), flops)
+
+
+def reserved(folder: Path) -> int:
+    """Bytes of a device that a program takes, as its compiler wrote into a folder.
+
+    Arguments, outputs, and temporaries with the holes between them: what the compiler
+    of TPUs holds against their memory before it refuses a program. 0: it wrote nothing.
+    """
+    written = (path.read_text() for path in folder.glob("*memory-usage-report.txt"))
+    found = (RESERVED.search(text) for text in written)
+    return max((int(one[1]) for one in found if one), default=0)
 
 
 def of(text: str) -> hlo.Counted:

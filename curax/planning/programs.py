@@ -6,15 +6,17 @@ parameters are planned: samplers, scorers, and the update. Evaluations are not.
 """
 
 import dataclasses
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from curax.arrays.sharding import bytes_on_device
+from curax.arrays.sharding import bytes_on_device, platform
 from curax.planning import hbm, hlo
 from curax.planning.estimate import Need
 from curax.settings.config_types import present
@@ -205,7 +207,7 @@ class Compiled:
     arguments: float = 0.0
     outputs: float = 0.0
     aliased: float = 0.0  # outputs in the place of arguments
-    temporaries: float = 0.0
+    temporaries: float = 0.0  # with holes between them, where the compiler tells
     code: float = 0.0
     traffic: hlo.Traffic = dataclasses.field(default_factory=hlo.Traffic)
     # In the device's memory: outside, and in each turn of the loop that ends by data.
@@ -230,7 +232,12 @@ class Compiled:
 
 
 def compiled(
-    name: str, program: Any, args: tuple[Any, ...], *, quick: bool = False
+    name: str,
+    program: Any,
+    args: tuple[Any, ...],
+    *,
+    quick: bool = False,
+    kept: bool = True,
 ) -> tuple[Compiled, Any]:
     """Compile a jitted function, on arrays or their shapes.
 
@@ -239,6 +246,9 @@ def compiled(
         program: the function.
         args: its arguments; their shardings say for which devices.
         quick: with the least effort of the compiler, which takes a third of the time.
+        kept: whether a run may find the program compiled. Else the compiler of TPUs
+            writes what it reserves; of programs that are kept, temporaries on TPUs
+            are those that exist at once, without holes.
 
     Returns:
         The report without traffic, and the executable; None where it is refused for
@@ -249,30 +259,35 @@ def compiled(
     lowered = program.lower(*args)
     lower_s, start = time.perf_counter() - start, time.perf_counter()
     report = partial(Compiled, name=name, lower_s=lower_s)
-    try:
-        if quick:
-            jax.config.update("jax_optimization_level", QUICK)
-        done = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        took = time.perf_counter() - start
-        return report(refusal=refusal(str(error)), compile_s=took), None
-    finally:
-        jax.config.update("jax_optimization_level", before)
-    took, sizes = time.perf_counter() - start, done.memory_analysis()
-    return (
-        report(
-            refusal=None,
-            compile_s=took,
-            arguments=sizes.argument_size_in_bytes,
-            outputs=sizes.output_size_in_bytes,
-            aliased=sizes.alias_size_in_bytes,
-            temporaries=sizes.temp_size_in_bytes,
-            code=sizes.generated_code_size_in_bytes,
-        ),
-        done,
+    of_tpu = platform() == "tpu"
+    with tempfile.TemporaryDirectory() as folder:
+        dumps = {"xla_dump_to": folder} if of_tpu and not kept else None
+        try:
+            if quick:
+                jax.config.update("jax_optimization_level", QUICK)
+            done = lowered.compile(compiler_options=dumps)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            took = time.perf_counter() - start
+            return report(refusal=refusal(str(error)), compile_s=took), None
+        finally:
+            jax.config.update("jax_optimization_level", before)
+        took, sizes = time.perf_counter() - start, done.memory_analysis()
+        whole = hbm.reserved(Path(folder)) or sizes.peak_memory_in_bytes
+    found = report(
+        refusal=None,
+        compile_s=took,
+        arguments=sizes.argument_size_in_bytes,
+        outputs=sizes.output_size_in_bytes,
+        aliased=sizes.alias_size_in_bytes,
+        temporaries=sizes.temp_size_in_bytes,
+        code=sizes.generated_code_size_in_bytes,
     )
+    if of_tpu:  # whose size of temporaries is up to 1.6 times what it reserves
+        own = whole - found.arguments - found.made
+        found = dataclasses.replace(found, temporaries=max(own, 0.0))
+    return found, done
 
 
 def planned(
@@ -295,7 +310,7 @@ def planned(
     args = laid_out(mesh, where, call.args)
     with meshes.use(mesh, cut_sampler=parts.config.mesh.cut_sampler):
         report, done = compiled(
-            call.name, jitted(call.function, parts), args, quick=quick
+            call.name, jitted(call.function, parts), args, quick=quick, kept=False
         )
     if done is not None:
         text = done.as_text() or ""

@@ -186,7 +186,7 @@ def _verdict(plan: Plan) -> str:
     source = "compiled" if plan.programs else "by an estimate"
     if chip is None:
         return "No limit is known for a CPU: nothing is said about whether it fits."
-    size = f"{chip.memory_bytes / GIB:.0f} GiB"
+    size = f"{round(chip.memory_bytes / GIB, 2):g} GiB"
     if plan.best is None:
         tried = len(plan.programs) or len(plan.layouts)
         several = "none of the meshes tried fits" if tried > 1 else "it does not fit"
