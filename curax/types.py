@@ -316,7 +316,8 @@ class Model:
             lie. Each loss calls `features`, from which of a line no cache comes back
             then, once, and `head` once or, of contexts, not at all, as they are: who
             replaces one of them has None here, where gradients are added when all are
-            there.
+            there. `features` takes a `curax.arrays.accumulate.Adding` as the cache too,
+            of all layers in one array each.
     """
 
     init: Callable[[jax.Array], Any]

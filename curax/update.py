@@ -20,6 +20,7 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked, sharding
+from curax.arrays.accumulate import Adding, onto
 from curax.arrays.lines import Homes, Line, Lines, Visible, places
 from curax.arrays.micro_batches import (
     added,
@@ -132,8 +133,9 @@ def token_features(
         own = prefix.take(context)
         return extend(model, params, own, contexts.mask[context], tokens)
     # Where a line reads contexts of any shard each layer gathers its own, not before.
+    names = "rows", "heads", None, None  # behind layers, where these are stacked
     cache = jax.tree.map(
-        lambda x: sharding.constrain(x, ("rows", "heads", None, None)), prefix.cache
+        lambda x: sharding.constrain(x, (None,) * (x.ndim - 4) + names), prefix.cache
     )
     own = context.reshape(line.start.shape)
     visible = Visible(
@@ -340,8 +342,8 @@ def gradient(
         batch = dataclasses.replace(batch, context=context)
     prefix = prefill(model, params, contexts)
 
-    def loss_of(at, prefix, params_of, contexts, still_old, rows, weight, line):
-        params = params_of(at)
+    def loss_of(at, params_of, prefix_of, contexts, still_old, rows, weight, line):
+        params, prefix = params_of(at[0]), prefix_of(at[1])
         given = rows.tokens, rows.context, rows.support
         where = model, params, contexts, prefix, given, line, settings
         own = TokenLogprobs(*read_tokens(masked.token_logprobs, *where))
@@ -349,12 +351,12 @@ def gradient(
         loss = token_loss(own.logp, own.entropy, rows)
         return jnp.sum(weight * loss), jax.lax.stop_gradient(own)
 
-    def pull(params_of, at, prefix, known, line=None):
-        """Loss and gradients by what parameters are made of, and by the prefix."""
-        (loss, own), grads = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)(
-            at, prefix, params_of, *known, line
-        )
-        return (loss, like_params(model, grads[0]), grads[1]), own
+    def pull(by_params, by_prefix, known, line=None):
+        """Loss and gradients by what parameters and prefix are each made of."""
+        makers, at = zip(by_params, by_prefix, strict=True)
+        found = jax.value_and_grad(loss_of, has_aux=True)(at, *makers, *known, line)
+        (loss, own), (of_params, of_prefix) = found
+        return (loss, like_params(model, of_params), of_prefix), own
 
     def pull_line(known, few, total, rows_and_weight, line):
         """The total with a line, of `few` rows, for which their contexts are taken."""
@@ -364,17 +366,18 @@ def gradient(
             prefix, contexts = jax.tree.map(lambda x: x[which], (prefix, contexts))
             place = jnp.arange(which.size, dtype=which.dtype)
             rows = dataclasses.replace(rows, context=place)
-        known = contexts, still_old, rows, weight
+        by_params, by_prefix = (itself, params), (itself, prefix)
         if model.adding:
-            make = partial(model.adding, params)
-            (more, grads, of_line), own = pull(make, grads, prefix, known, line)
-        else:
-            (more, new, of_line), own = pull(lambda x: x, params, prefix, known, line)
-            grads = added(grads, new)
+            by_params = partial(model.adding, params), grads
+            if not few:
+                by_prefix = partial(adding, prefix), pulled
+        known = contexts, still_old, rows, weight
+        (more, new, of_line), own = pull(by_params, by_prefix, known, line)
+        grads = new if model.adding else added(grads, new)
         if few:
             pulled = jax.tree.map(lambda x, g: x.at[which].add(g), pulled, of_line)
         else:
-            pulled = added(pulled, of_line)
+            pulled = of_line if model.adding else added(pulled, of_line)
         return (loss + more, grads, pulled), own
 
     def of_copy(known, of_own):
@@ -389,16 +392,21 @@ def gradient(
             # With few rows of a line, gradients of all contexts would be most of what
             # it writes. Where rows lie on several shards, contexts do too.
             few = bool(how.rows) and sharding.shards("rows") == 1
-            total = jnp.float32(0), like_params(model, zeros(params)), zeros(prefix)
+            in_place = model.adding and not few
+            given = stacked(prefix) if in_place else prefix
+            known = params, given, contexts, still_old
+            total = jnp.float32(0), like_params(model, zeros(params)), zeros(given)
             (loss, grads, pulled), own = over_lines(
                 partial(pull_line, known, few),
                 *(total, rows, batch.mask, how._replace(at_home=at_home)),
             )
+            if in_place:
+                pulled = unstacked(pulled, len(prefix.cache))
         else:
 
             def of_rows(rows):
                 known = contexts, still_old, *rows
-                return pull(lambda x: x, params, prefix, known)
+                return pull((itself, params), (itself, prefix), known)
 
             (loss, grads, pulled), own = over_micro_batches(
                 of_rows, rows, batch.mask, **settings.cut(batch.mask)
@@ -440,7 +448,7 @@ def pull_back(
 
     def add(total, piece):
         contexts, pulled = piece
-        make, at = (lambda x: x), params
+        make, at = itself, params
         if model.adding:
             make, at = partial(model.adding, params), total
         _, pull = jax.vjp(lambda at: prefill(model, make(at), contexts), at)
@@ -448,6 +456,29 @@ def pull_back(
         return more if model.adding else added(total, more), None
 
     return jax.lax.scan(add, grads, split((contexts, pulled), pieces))[0]
+
+
+def itself(x: Any) -> Any:
+    """The same."""
+    return x
+
+
+def adding(prefix: Prefix, totals: Prefix) -> Prefix:
+    """A prefix whose gradient is added to totals; of both all layers are stacked."""
+    cache = Adding(prefix.cache, totals.cache)
+    return Prefix(cache=cache, last=onto(prefix.last, totals.last))
+
+
+def stacked(prefix: Prefix) -> Prefix:
+    """The prefix with keys and values of all layers in one array each, `[L, ...]`."""
+    together = partial(jax.tree.map, lambda *x: jnp.stack(x))
+    return dataclasses.replace(prefix, cache=together(*prefix.cache))
+
+
+def unstacked(prefix: Prefix, layers: int) -> Prefix:
+    """The prefix with a tuple over layers, as `features` gives it."""
+    each = (jax.tree.map(lambda x, i=i: x[i], prefix.cache) for i in range(layers))
+    return dataclasses.replace(prefix, cache=tuple(each))
 
 
 def like_params(model: Model, grads: Any) -> Any:

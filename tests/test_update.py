@@ -14,7 +14,7 @@ import tiny
 from contracts import close
 
 from curax import loss, update
-from curax.arrays import lines, micro_batches
+from curax.arrays import accumulate, lines, micro_batches
 from curax.arrays import masked as reductions
 from curax.config import KL, load, override
 from curax.step import optimise
@@ -341,6 +341,32 @@ def test_gradients_of_contexts_are_added_where_they_lie():
     less, more = (x.memory_analysis().temp_size_in_bytes for x in (in_place, apart))
     layers = sum(leaf.nbytes for leaf in jax.tree.leaves(params["layers"]))
     assert more - less > layers // 2
+
+
+def test_gradients_of_keys_and_values_are_added_where_they_lie():
+    """Those of all layers never exist beside their total."""
+    layers, width = 8, 64
+    noise = np.random.default_rng(0).normal(size=(4, layers, width, width))
+    matrices, values, *totals = (0.1 * noise).astype(np.float32)
+
+    def layer(given, x, own):
+        return jnp.tanh(own[0] @ x + given * (own[1] @ x)), None
+
+    def loss(caches):
+        x, given = jnp.ones(width), jnp.float32(2)
+        return accumulate.through(layer, given, x, parameters, caches)[0].sum()
+
+    parameters = accumulate.Adding(matrices, totals[0])
+    in_place = jax.grad(lambda total: loss(accumulate.Adding(values, total)))
+    apart = jax.jit(lambda total: total + jax.grad(loss)(jnp.asarray(values)))
+    programs = [
+        jax.jit(function, donate_argnums=0).lower(totals[1]).compile()
+        for function in (in_place, apart)
+    ]
+    found, want = (program(jnp.asarray(totals[1])) for program in programs)
+    alike(found, want)
+    less, more = (x.memory_analysis().temp_size_in_bytes for x in programs)
+    assert more - less > values.nbytes // 2
 
 
 @pytest.mark.long

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 @flax.struct.dataclass
 class Adding:
-    """Parameters of layers, and the totals that their gradients are added to."""
+    """Values of layers, and the totals that their gradients are added to."""
 
-    params: Any  # tree of [L, ...]
+    values: Any  # tree of [L, ...]: parameters, or keys and values
     totals: Any  # likewise, float32
 
 
@@ -60,7 +60,7 @@ def through(
         given: what all layers are given; it has no gradient.
         x: what enters the first.
         layers: their parameters, whose gradients go to the totals alone.
-        caches: tree of `[L, ...]`.
+        caches: tree of `[L, ...]`, or such values and totals likewise.
 
     Returns:
         As x; and what each layer made besides, a tree of `[L, ...]`.
@@ -73,34 +73,39 @@ def _forward(apply, given, x, layers, caches):
         out, made = apply(given, x, layer)
         return out, (x, made)
 
-    x, (entered, made) = jax.lax.scan(step, x, (layers.params, caches))
-    return (x, made), (given, entered, layers, caches)
+    trees = layers, caches
+    values = [one.values if isinstance(one, Adding) else one for one in trees]
+    totals = [one.totals if isinstance(one, Adding) else None for one in trees]
+    x, (entered, made) = jax.lax.scan(step, x, tuple(values))
+    return (x, made), (given, entered, values, totals)
 
 
 def _backward(apply, kept, slopes):
-    given, entered, layers, caches = kept
-    slope, of_made = slopes
+    (given, entered, values, totals), (slope, of_made) = kept, slopes
 
     def back(state, layer):
         (slope, totals), (number, of_made, *own) = state, layer
         _, pull = jax.vjp(lambda x, *layer: apply(given, x, layer), *own)
-        slope, more, of_cache = pull((slope, of_made))
+        slope, *more = pull((slope, of_made))
 
         def add(total, new):
             old = jax.lax.dynamic_index_in_dim(total, number, keepdims=False)
             new = old + new.astype(total.dtype)
             return jax.lax.dynamic_update_index_in_dim(total, new, number, 0)
 
-        return (slope, jax.tree.map(add, totals, more)), of_cache
+        for i, total in enumerate(totals):
+            if total is not None:
+                totals[i], more[i] = jax.tree.map(add, total, more[i]), None
+        return (slope, totals), more
 
     number = jnp.arange(len(entered), dtype=jnp.int32)
-    (slope, totals), of_caches = jax.lax.scan(
-        back,
-        (slope, layers.totals),
-        (number, of_made, entered, layers.params, caches),
-        reverse=True,
+    (slope, totals), more = jax.lax.scan(
+        back, (slope, totals), (number, of_made, entered, *values), reverse=True
     )
-    return None, slope, Adding(None, totals), of_caches
+    for i, total in enumerate(totals):
+        if total is not None:
+            more[i] = Adding(None, total)
+    return None, slope, *more
 
 
 through.defvjp(_forward, _backward)

@@ -327,8 +327,9 @@ class Transformer:
                 x, kv = apply(given, x, layer)
                 return x, None if of_line else kv
 
-            stacked = cache and together(*cache)
-            left: Any = through(own, given, x, stack, stacked)
+            if of_line and not isinstance(cache, Adding):
+                cache = together(*cache)
+            left: Any = through(own, given, x, stack, cache)
             x, stacked = left
             new = () if of_line else tuple(unstacked(stacked, layers).values())
             return self.norm.apply({"params": params["norm"]}, x), new

@@ -528,16 +528,18 @@ def learn(
     logits = of_logits * sizes.vocab * FLOAT32 / tensor
     if in_pieces:
         logits = min(at_once * sizes.vocab * FLOAT32 / tensor, masked.PIECE)
-    # Gradients of a micro-batch stand beside the total, unless they are added in place.
+    # Gradients of a micro-batch stand beside the total, or are added to it in place.
     in_place = full and micro.packed and parts.model.adding
     beside = 0.0 if in_place else sizes.learned * FLOAT32 / tensor / cut.fsdp
     # Weights that are cast or gathered: of a layer, and the head, whole along `fsdp`.
     apart = bool(narrow) or cut.fsdp > 1
     weights = (sizes.products / sizes.layers + head) * apart * item / tensor
     # A copy of the parameters adds up gradients of the contexts of all copies, unless
-    # these lie with their rows. A micro-batch has those of its lines, or of all.
+    # these lie with their rows. A micro-batch has copies of its lines' own contexts and
+    # their gradients, else adds in place too, or has gradients of all.
     of_lines = micro.copied * 4 * sizes.layers * sizes.keys * item / cut.heads
-    sums = slopes * (1 if at_home else cut.data) + (of_lines or read)
+    sums = slopes * (1 if at_home else cut.data)
+    sums += of_lines or (0.0 if in_place else read)
     return Work(
         call=Need().plus(call, how.epochs),
         turn=turn,
