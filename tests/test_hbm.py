@@ -290,3 +290,14 @@ def test_a_loop_that_ends_by_data_is_counted_by_turns():
     assert 2 * size <= hbm.read(found.turn) <= 5 * size
     assert size <= hbm.written(found.turn) <= 4 * size
     assert hbm.moved(found.turn).flops == 2 * 128**3
+
+
+def test_what_a_program_reserves_is_read_from_what_its_compiler_writes(tmp_path):
+    assert hbm.reserved(tmp_path) == 0
+    (tmp_path / "module_0001.jit_f.after_optimizations.txt").write_text("HloModule\n")
+    assert hbm.reserved(tmp_path) == 0
+    report = tmp_path / "module_0001.jit_f.after_optimizations-memory-usage-report.txt"
+    own = "Memory Space: default (color=0)\nTotal bytes: 419435008 (400.00MiB)\n"
+    vmem = "Memory Space: vmem (color=1)\nTotal bytes: 999999999 (953.67MiB)\n"
+    report.write_text(f"{own}  cumulative_size;       size;\n\n{vmem}")
+    assert hbm.reserved(tmp_path) == 419_435_008

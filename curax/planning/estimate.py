@@ -1,10 +1,9 @@
 """Roofline estimate of a run from shapes: memory, operations and bytes of a chip.
 
 Nothing is compiled. Bytes of the state are exact; those of a program are sums of the
-arrays it cannot do without, and of what compilers were found to keep in an update:
-those of TPUs took .86 to 1.19 times as much, and 1.51 where a v5p torus gathers by
-sums (docs/plan.md). Times are those of a roofline: the longest of arithmetic, memory
-and links, each at its peak.
+arrays it cannot do without, and of what compilers were found to keep: docs/plan.md says
+how near they are to what is compiled. Times are those of a roofline: the longest of
+arithmetic, memory and links, each at its peak.
 """
 
 import dataclasses
@@ -73,9 +72,10 @@ class Work:
             micro-batches of all mini-batches with rows as long as they may be.
         spared: by turns in which rings are not yet full, or that have fewer rows.
         memory: bytes by part; parts exist at the same time.
-        least: bytes of temporaries that an update needs: gradients, weights as they
-            are read, what is kept between layers by `model.remat`, a chunk of logits,
-            keys and values of contexts and gradients of these.
+        least: bytes of temporaries that an update needs: gradients, weights of a layer
+            and of the head that are cast or gathered, what is kept between layers by
+            `model.remat`, a chunk of logits, keys and values of contexts and gradients
+            of these.
     """
 
     call: Need
