@@ -317,7 +317,7 @@ class Model:
             then, once, and `head` once or, of contexts, not at all, as they are: who
             replaces one of them has None here, where gradients are added when all are
             there. `features` takes a `curax.arrays.accumulate.Adding` as the cache too,
-            of all layers in one array each.
+            of all layers together, which are alike.
     """
 
     init: Callable[[jax.Array], Any]

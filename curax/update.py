@@ -20,7 +20,7 @@ import optax
 from jax.typing import ArrayLike
 
 from curax.arrays import masked, sharding
-from curax.arrays.accumulate import Adding, onto
+from curax.arrays.accumulate import Adding, each_layer, onto, together
 from curax.arrays.lines import Homes, Line, Lines, Visible, places
 from curax.arrays.micro_batches import (
     added,
@@ -370,7 +370,7 @@ def gradient(
         if model.adding:
             by_params = partial(model.adding, params), grads
             if not few:
-                by_prefix = partial(adding, prefix), pulled
+                by_prefix = partial(prefix_adding, prefix), pulled
         known = contexts, still_old, rows, weight
         (more, new, of_line), own = pull(by_params, by_prefix, known, line)
         grads = new if model.adding else added(grads, new)
@@ -393,7 +393,9 @@ def gradient(
             # it writes. Where rows lie on several shards, contexts do too.
             few = bool(how.rows) and sharding.shards("rows") == 1
             in_place = model.adding and not few
-            given = stacked(prefix) if in_place else prefix
+            given = prefix
+            if in_place:
+                given = dataclasses.replace(prefix, cache=together(prefix.cache))
             known = params, given, contexts, still_old
             total = jnp.float32(0), like_params(model, zeros(params)), zeros(given)
             (loss, grads, pulled), own = over_lines(
@@ -401,7 +403,8 @@ def gradient(
                 *(total, rows, batch.mask, how._replace(at_home=at_home)),
             )
             if in_place:
-                pulled = unstacked(pulled, len(prefix.cache))
+                cache = each_layer(pulled.cache, len(prefix.cache))
+                pulled = dataclasses.replace(pulled, cache=cache)
         else:
 
             def of_rows(rows):
@@ -463,22 +466,10 @@ def itself(x: Any) -> Any:
     return x
 
 
-def adding(prefix: Prefix, totals: Prefix) -> Prefix:
-    """A prefix whose gradient is added to totals; of both all layers are stacked."""
+def prefix_adding(prefix: Prefix, totals: Prefix) -> Prefix:
+    """A prefix whose gradient is added to totals; of both all layers are together."""
     cache = Adding(prefix.cache, totals.cache)
     return Prefix(cache=cache, last=onto(prefix.last, totals.last))
-
-
-def stacked(prefix: Prefix) -> Prefix:
-    """The prefix with keys and values of all layers in one array each, `[L, ...]`."""
-    together = partial(jax.tree.map, lambda *x: jnp.stack(x))
-    return dataclasses.replace(prefix, cache=together(*prefix.cache))
-
-
-def unstacked(prefix: Prefix, layers: int) -> Prefix:
-    """The prefix with a tuple over layers, as `features` gives it."""
-    each = (jax.tree.map(lambda x, i=i: x[i], prefix.cache) for i in range(layers))
-    return dataclasses.replace(prefix, cache=tuple(each))
 
 
 def like_params(model: Model, grads: Any) -> Any:

@@ -79,8 +79,9 @@ with mesh.use(on):
     for mib in json.loads(sys.argv[1]):
         x = jax.ShapeDtypeStruct((256 * mib, 1024), jnp.float32, sharding=given)
         for kept in (True, False):
-            one, _ = programs.compiled("grown", jax.jit(grown), (x,), kept=kept)
-            found.append([one.refusal, one.in_use / 2**20 / mib])
+            one, done = programs.compiled("grown", jax.jit(grown), (x,), kept=kept)
+            told = done.memory_analysis().temp_size_in_bytes if done else 0
+            found.append([one.refusal, one.in_use / 2**20 / mib, told / 2**20 / mib])
 print(json.dumps(found))
 """
 LAYERS, SLOTS, COLUMNS, KV_HEADS, D = 2, 16, 384, 2, 128
@@ -228,8 +229,9 @@ def test_what_a_tpu_program_holds_is_what_its_compiler_refuses_by(libtpu):
     The size of temporaries that a compiled program tells is 20 GiB of 640 MiB.
     """
     found = said(libtpu, HELD, "[640, 700]", XLA_FLAGS="")  # all passes, as in a run
-    *fit, (refused, _), (again, _) = found
-    assert [refusal for refusal, _ in fit] == [None, None]
-    assert [held for _, held in fit] == pytest.approx([25, 25], rel=1e-5)
+    *fit, (refused, *_), (again, *_) = found
+    assert [refusal for refusal, *_ in fit] == [None, None]
+    assert [held for _, held, _ in fit] == pytest.approx([25, 25], rel=1e-5)
+    assert [told for *_, told in fit] == pytest.approx([32, 32], rel=1e-5)
     assert refused == again
     assert f"HLO temporaries ({25 * 700 / 1024:.2f}G) exceeds available HBM" in refused

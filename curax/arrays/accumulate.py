@@ -1,11 +1,12 @@
 """Gradients that are added to totals where these lie, micro-batch by micro-batch.
 
 What is differentiated by is the total, which no value depends on: its gradient is the
-total so far and the gradient of the parameters. So a layer's gradient is written once,
-into the total of its layer, and those of all layers never exist beside it.
+total so far and the gradient of the values, parameters or keys and values of contexts.
+So a layer's gradient is written once, into the total of its layer, and those of all
+layers never exist beside it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,13 +23,23 @@ class Adding:
     totals: Any  # likewise, float32
 
 
+def together(layers: Sequence[Any]) -> Any:
+    """The trees of all layers as one, of `[L, ...]`."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *layers)
+
+
+def each_layer(layers: Any, count: int) -> tuple[Any, ...]:
+    """The trees of so many layers, from one of `[L, ...]`."""
+    return tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(count))
+
+
 @jax.custom_vjp
 def onto(values: Any, totals: Any) -> Any:
     """The values. The gradient of the totals is these and the gradient of the values,
     where this is called once and one of the values is read.
 
     Args:
-        values: tree of parameters; by itself it has no gradient.
+        values: tree of arrays; by itself it has no gradient.
         totals: likewise, float32.
 
     Returns:

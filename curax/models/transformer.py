@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax.nn import initializers
 
-from curax.arrays.accumulate import Adding, onto, through
+from curax.arrays.accumulate import Adding, each_layer, onto, through, together
 from curax.arrays.cache_sizes import widened
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
@@ -319,7 +319,6 @@ class Transformer:
         axes = None if column is not None else self.axes["layers"]
         apply, given = partial(layer, self.block, axes), (positions, seen, column)
         stack, new = params["layers"], []
-        together = partial(jax.tree.map, lambda *c: jnp.stack(c))
         if isinstance(stack, Adding):
             of_line = cache is not None  # and no cache comes back
 
@@ -328,17 +327,17 @@ class Transformer:
                 return x, None if of_line else kv
 
             if of_line and not isinstance(cache, Adding):
-                cache = together(*cache)
+                cache = together(cache)
             left: Any = through(own, given, x, stack, cache)
             x, stacked = left
-            new = () if of_line else tuple(unstacked(stacked, layers).values())
+            new = () if of_line else each_layer(stacked, layers)
             return self.norm.apply({"params": params["norm"]}, x), new
         if self.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT[self.remat])
         if self.scan_layers and column is None:
-            stacked = cache and together(*cache)
+            stacked = cache and together(cache)
             x, stacked = jax.lax.scan(partial(apply, given), x, (stack, stacked))
-            new = [jax.tree.map(lambda c, i=i: c[i], stacked) for i in range(layers)]
+            new = each_layer(stacked, layers)
         else:
             stack = stack if "0" in stack else unstacked(stack, layers)
             # Layers are alike: traced once. Inlined, the program is as without it.
@@ -385,7 +384,7 @@ class Transformer:
 
 def unstacked(params: Any, layers: int) -> dict[str, Any]:
     """Parameters stacked on a leading axis, as one tree per layer."""
-    return {str(i): jax.tree.map(lambda p, i=i: p[i], params) for i in range(layers)}
+    return {str(i): one for i, one in enumerate(each_layer(params, layers))}
 
 
 def layer(block, axes, given, x, params_and_cache):

@@ -24,7 +24,7 @@ from curax.step.types import Components
 from curax.types import Contexts, Rollouts, TrainState
 
 COMPILED = 3  # meshes that are compiled at most, until one fits
-MARGIN = 1.5  # of memory over an estimate that surely fits; .85 to 1.41 were compiled
+MARGIN = 1.5  # of memory over an estimate that surely fits; temporaries: .85 to 1.41
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

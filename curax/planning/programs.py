@@ -248,7 +248,7 @@ def compiled(
         quick: with the least effort of the compiler, which takes a third of the time.
         kept: whether a run may find the program compiled. Else the compiler of TPUs
             writes what it reserves; of programs that are kept, temporaries on TPUs
-            are those that exist at once, without holes.
+            are those that exist at once, without holes, and with what lies in VMEM.
 
     Returns:
         The report without traffic, and the executable; None where it is refused for
