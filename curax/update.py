@@ -387,7 +387,6 @@ def gradient(
         if at_home:  # contexts are those of this copy
             own = batch.context % len(own_contexts.mask)
             rows = dataclasses.replace(batch, context=own), weight
-        known = params, prefix, contexts, still_old
         if how := packing(model, contexts, batch.mask, settings):
             # With few rows of a line, gradients of all contexts would be most of what
             # it writes. Where rows lie on several shards, contexts do too.

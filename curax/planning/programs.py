@@ -281,13 +281,11 @@ def compiled(
         arguments=sizes.argument_size_in_bytes,
         outputs=sizes.output_size_in_bytes,
         aliased=sizes.alias_size_in_bytes,
-        temporaries=sizes.temp_size_in_bytes,
         code=sizes.generated_code_size_in_bytes,
     )
-    if of_tpu:  # whose size of temporaries is up to 1.6 times what it reserves
-        own = whole - found.arguments - found.made
-        found = dataclasses.replace(found, temporaries=max(own, 0.0))
-    return found, done
+    # A TPU's own size of temporaries is up to 1.65 times what it reserves.
+    own = max(whole - found.in_use, 0.0) if of_tpu else sizes.temp_size_in_bytes
+    return dataclasses.replace(found, temporaries=own), done
 
 
 def planned(
