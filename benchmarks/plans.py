@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="as of curax.plan")
     args = parser.parse_args(argv)
-    from curax import plan
+    from curax.commands import plan
     from curax.planning import chips
 
     plan.prepare(chips.topology(SLICES[0]))

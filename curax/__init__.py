@@ -8,6 +8,8 @@ imports no JAX. docs/use_as_a_library.md shows each.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from curax.settings import packages
+
 if TYPE_CHECKING:
     from curax import (
         advantage,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
         train_step,
     )
 
-__version__ = "0.1.0"
+__version__ = packages.VERSION
 __all__ = [
     "advantage",
     "aggregate",

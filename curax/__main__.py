@@ -7,15 +7,23 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
-from curax import __version__
 from curax.config import ConfigError, load
 from curax.settings.cli import Parser, command_line
 from curax.settings.config_paths import Place, functions_for
+from curax.settings.packages import VERSION
 from curax.settings.recipes import is_shipped, recipes
 from curax.settings.tables import aligned
 
 ABOUT = "Curate the learning signal of RLVR, in JAX."
+# Where the commands are that `python -m curax.NAME` runs too.
+BY_PYTHON = {
+    "train": "curax.train",
+    "xray": "curax.xray",
+    "compare": "curax.compare.__main__",
+    "evaluate": "curax.evaluate.__main__",
+}
 MODULES = {
     "train": "train a policy by a recipe, or resume a run",
     "new": "write a recipe to edit, from one of these or from TRL",
@@ -61,7 +69,7 @@ def parser() -> Parser:
         description="\n".join([ABOUT, "", "commands:", *rows]),
         epilog="curax COMMAND --help says what a command takes.",
     )
-    result.add_argument("--version", action="version", version=__version__)
+    result.add_argument("--version", action="version", version=VERSION)
     result.add_argument("command", metavar="COMMAND")
     result.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return result
@@ -81,7 +89,13 @@ def main(argv: list[str]) -> int:
     if name == "completion":
         print(completion(argv[1:]))
         return 0
-    return importlib.import_module(f"curax.{name}").main(argv[1:])
+    return module(name).main(argv[1:])
+
+
+def module(name: str) -> ModuleType:
+    """The module of a command, which has its `parser` and its `main`."""
+    place = BY_PYTHON.get(name, f"curax.commands.{name}")
+    return importlib.import_module(place)
 
 
 def known(name: str) -> str:
@@ -143,7 +157,7 @@ def completion(argv: Sequence[str]) -> str:
     for name, text in HERE.items():
         commands.add_parser(name, help=text)
     for name, text in MODULES.items():
-        inner = importlib.import_module(f"curax.{name}").parser()
+        inner = module(name).parser()
         for action in inner._actions:
             if action.dest == "recipe":
                 action.choices = [*recipes()]

@@ -253,7 +253,7 @@ def examined(args: Namespace) -> tuple[str, Config, list[str]]:
             f"--trl {args.trl} and {args.recipe or args.config} are two recipes; leave "
             "one out."
         )
-    from curax import foreign
+    from curax.commands import foreign
 
     path = Path(args.trl)
     found = foreign.read_trl(path)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from curax.comparison import statistics
-from curax.comparison.analysis import AXES
+from curax.compare import statistics
+from curax.compare.analysis import AXES
 from curax.runs.reading import count_text
 from curax.settings.cli import write_file
 from experiments.map.show import markdown

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import words
 
-from curax import demo
+from curax.commands import demo
 from curax.config import Config, load, override
 
 FILE = Path(__file__)

@@ -1,7 +1,6 @@
 """What the command lines have in common."""
 
 import errno
-import importlib
 import os
 import re
 import subprocess
@@ -28,15 +27,24 @@ ROOT = Path(__file__).parents[1]
 def test_help_comes_at_once(name):
     """Nothing heavy is imported before the input is read."""
     code = (
-        f"import atexit, sys; from curax import {name}; sys.argv[1:] = ['--help']; "
+        "import atexit, sys; from curax import __main__ as commands; "
+        f"one = commands.module('{name}'); sys.argv[1:] = ['--help']; "
         "heavy = {'jax', 'matplotlib', 'optax'}; "
         "atexit.register(lambda: print(heavy & {*sys.modules})); "
-        f"{name}.main()"
+        "one.main()"
     )
     status, shown, _ = ran("-c", code)
     assert status == 0
-    assert shown.startswith(f"usage: python -m curax.{name} ")
+    assert shown.startswith(f"usage: python -m curax {name} ")
     assert shown.endswith("\nset()\n")
+
+
+@pytest.mark.first(2)
+@pytest.mark.parametrize("name", commands.BY_PYTHON)
+def test_python_runs_commands_as_modules_too(name):
+    status, shown, _ = ran("-m", f"curax.{name}", "--help")
+    assert status == 0
+    assert shown.startswith(f"usage: python -m curax {name} ")
 
 
 # Prints until its reader has gone, and on; what it was to do is done.
@@ -382,8 +390,7 @@ def commanded(error):
 @pytest.mark.first(10)
 @pytest.mark.parametrize("name", commands.MODULES)
 def test_every_command_line_goes_on(name):
-    module = importlib.import_module(f"curax.{name}")
-    assert hasattr(module.main, "__wrapped__")
+    assert hasattr(commands.module(name).main, "__wrapped__")
 
 
 @pytest.mark.parametrize(

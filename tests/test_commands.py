@@ -17,7 +17,8 @@ from outputs import printed, ran, refusal
 
 from curax import __main__ as commands
 from curax import config as cf
-from curax import env, train
+from curax import train
+from curax.commands import env
 from curax.runs import templates
 from curax.settings import config_paths, field_help, recipes
 

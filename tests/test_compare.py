@@ -22,9 +22,10 @@ import tiny_experiment
 import words
 from outputs import refusal
 
-from curax import advantage, compare, loss
-from curax.comparison import analysis, comparison, figures, programs, runner
-from curax.comparison import experiment as experiments
+from curax import advantage, loss
+from curax.compare import __main__ as compare
+from curax.compare import analysis, comparison, figures, programs, runner
+from curax.compare import experiment as experiments
 from curax.config import ConfigError, Evaluation, Logging, override
 from curax.models import pretrained
 from curax.step import loops
@@ -583,7 +584,7 @@ def test_where_an_end_of_what_was_tried_is_taken_it_is_said():
     ]
 
 
-HEAD = "from curax.comparison.experiment import Experiment\ndef get_experiment():\n"
+HEAD = "from curax.compare.experiment import Experiment\ndef get_experiment():\n"
 WHOLE = "recipes={'a': 'grpo'}, tokens=1000, steps=10"
 
 

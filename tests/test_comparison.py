@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_report import Page
 
-from curax.comparison import analysis, figures, page, statistics
-from curax.comparison.analysis import Entry, History, Question
+from curax.compare import analysis, figures, page, statistics
+from curax.compare.analysis import Entry, History, Question
 from curax.runs import drawing, templates
 from curax.settings import files
 

@@ -11,7 +11,7 @@ import pytest
 from outputs import refusal
 from test_folder import lines
 
-from curax import demo
+from curax.commands import demo
 from curax.config import load
 from curax.models import pretrained
 from curax.settings.config_paths import option

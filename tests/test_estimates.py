@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from curax.evaluation import estimates
+from curax.evaluate import estimates
 from curax.monitors.attempts import pass_at_k
 from curax.runs.reading import finite_mean
 

@@ -29,9 +29,11 @@ import words
 from outputs import message, printed, refusal
 from test_folder import files_of_at_most, lines
 
-from curax import demo, evaluate, rollout
+from curax import rollout
+from curax.commands import demo
 from curax.config import ConfigError
-from curax.evaluation import benchmarks, questions, results, runner, samples, setup
+from curax.evaluate import __main__ as evaluate
+from curax.evaluate import benchmarks, questions, results, runner, samples, setup
 from curax.models import pretrained, prompt_form
 from curax.runs import folder, policies
 from curax.settings import lock
@@ -1073,7 +1075,7 @@ def test_a_full_disk_stops_it_in_a_sentence_and_nothing_is_lost(place, whole):
 
 # ----- bad input
 
-USAGE = "; python -m curax.evaluate --help lists what there is."
+USAGE = "; python -m curax evaluate --help lists what there is."
 GOOD = "--model {model} --data {data} --out {new}"
 # What is typed, and the sentence that is printed; the names in braces are paths.
 BAD = {

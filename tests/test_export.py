@@ -16,9 +16,10 @@ import small
 import tiny
 from outputs import printed, refusal, snapshot
 
-from curax import evaluate, export
 from curax.arrays import frozen
+from curax.commands import export
 from curax.config import Mesh, override
+from curax.evaluate import __main__ as evaluate
 from curax.library import predict
 from curax.models import pretrained, prompt_form, tensors
 from curax.runs import card, folder, policies
@@ -263,7 +264,7 @@ def test_a_run_of_more_devices_than_are_here_is_read_on_those(
 
 
 # What is typed, and the sentence that is printed; the names in braces are paths.
-USAGE = "; python -m curax.export --help lists what there is."
+USAGE = "; python -m curax export --help lists what there is."
 BAD = {
     "{lora}": f"the following arguments are required: DIR{USAGE}",
     "{lora} {new} --foo": f"unrecognized arguments: --foo{USAGE}",

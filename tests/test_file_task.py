@@ -16,7 +16,7 @@ from outputs import message
 from test_folder import lines
 from words import asked, tokenizer
 
-from curax import demo
+from curax.commands import demo
 from curax.config import ConfigError
 from curax.models import pretrained
 from curax.runs import memory_io

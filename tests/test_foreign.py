@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from outputs import message, refusal
 
-from curax import aggregate, foreign, gate, loss, off_policy, xray
+from curax import aggregate, gate, loss, off_policy, xray
+from curax.commands import foreign
 from curax.config import ConfigError
 from curax.settings.config_paths import option
 from curax.theory import population, summary

@@ -16,8 +16,7 @@ STAGES = {
     *("reward", "reflect", "gate", "downsample", "correct", "advantage", "modulate"),
     *("off_policy", "loss", "aggregate", "update"),
 }
-COMMANDS = {"train", "evaluate", "export", "xray", "plan", "report", "env", "compare"}
-COMMANDS |= {"new", "demo", "__main__"}
+COMMANDS = {"train", "xray", "commands", "__main__"}
 
 # Room: what it may import. A room is a package or a module of curax; STAGES stands for
 # each of them, and stages import no other stage but for those of BETWEEN_STAGES.
@@ -37,7 +36,6 @@ MAY_IMPORT = {
     "handover": BASE | {"models", "processes", "verify"},
     "engine": BASE | {"handover", "verify"},
     "testbed": BASE | STAGES | {"config", "models", "tasks"},
-    "foreign": {"settings", "testbed", "config"} | STAGES,
     "step": BASE | STAGES | {"config", "handover", "monitors", "processes"},
     "theory": BASE | STAGES | {"config", "step"},
     "library": {"types", "settings", "config", "hint", "update", "step", "theory"}
@@ -46,12 +44,12 @@ MAY_IMPORT = {
     | {"config", "step", "theory", "planning", "models", "tasks", "processes", "hub"}
     | {"verify", "handover"},
     "planning": BASE | {"rollout", "config", "step", "models", "hub"},
-    "evaluation": BASE
+    "evaluate": BASE
     | {"rollout", "update", "config", "models", "monitors", "step", "runs"}
     | {"tasks", "verify", "hub"},
-    "comparison": BASE | {"config", "step", "runs"},
+    "compare": BASE | {"config", "step", "runs"},
     **{
-        command: {"config", "settings", "step", "theory", "runs", "evaluation"}
+        command: {"config", "settings", "step", "theory", "runs"}
         for command in COMMANDS
     },
 }
@@ -61,13 +59,9 @@ BETWEEN_STAGES = {
     "update": {"rollout"},
 }
 COMMANDS_BESIDE = {
-    "export": {"models", "hub"},
-    "demo": {"models", "tasks"},
+    "commands": {"models", "hub", "tasks", "planning", "testbed"} | STAGES,
     "train": {"processes"},
-    "compare": {"comparison"},
-    "plan": {"planning"},
-    "xray": {"foreign"},
-    "new": {"foreign"},
+    "xray": {"commands"},
 }
 for room, more in (BETWEEN_STAGES | COMMANDS_BESIDE).items():
     MAY_IMPORT[room] = MAY_IMPORT[room] | more
@@ -80,7 +74,7 @@ NO_JAX = {
     *(f"runs/{name}" for name in ("reading", "pictures", "page", "templates")),
     *("runs/drawing", "runs/progress", "runs/alarms"),
     *(
-        f"comparison/{name}"
+        f"compare/{name}"
         for name in ("experiment", "statistics", "analysis", "figures", "page")
     ),
     *("runs/interrupt", "processes/watch", "processes/clusters"),
@@ -91,7 +85,10 @@ STANDARD_LIBRARY_ONLY = {
 }
 JAX = {"jax", "jaxlib", "flax", "optax", "chex", "orbax"}
 # What a room may take of another, where that is not all of it.
-TAKES = {("update", "rollout"): {"Prefix", "extend", "prefill"}}
+TAKES = {
+    ("update", "rollout"): {"Prefix", "extend", "prefill"},
+    ("xray", "commands"): {"foreign"},
+}
 
 
 def imports(path):
@@ -113,7 +110,7 @@ def own(path):
     """(module of curax, name taken from it) of each import of the package."""
     for module, name in imports(path):
         parts = module.split(".")
-        if parts[0] == "curax" and name != "__version__":
+        if parts[0] == "curax":
             yield (parts[1], name) if len(parts) > 1 else (name, "")
 
 
@@ -181,7 +178,8 @@ def test_the_package_imports_what_it_names_only_when_it_is_asked_for():
         taken |= {alias.name: node.module for alias in node.names}
     assert set(taken) == set(curax.__all__)
     at_once = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert {node.module for node in at_once} == {"importlib", "typing"}
+    modules = {"importlib", "typing", "curax.settings"}
+    assert {node.module for node in at_once} == modules
     modules = {name for name, of in taken.items() if of == "curax"}
     assert modules == STAGES | {"config", "types"}
     for name in curax.__all__:

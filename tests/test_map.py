@@ -13,8 +13,8 @@ import pytest
 import tiny
 
 from curax import stop
-from curax.comparison import experiment as experiments
-from curax.comparison import programs
+from curax.compare import experiment as experiments
+from curax.compare import programs
 from curax.config import ConfigError, override
 from curax.step.build import build
 from curax.tasks import chain

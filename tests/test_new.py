@@ -9,7 +9,7 @@ from outputs import refusal
 from test_foreign import CONVERTED
 
 from curax import config as cf
-from curax import foreign, new
+from curax.commands import foreign, new
 from curax.settings import config_paths, recipes
 
 SHIPPED = [*recipes.recipes()]

@@ -28,8 +28,10 @@ import real
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import __main__, demo, evaluate, export, loss, new, train, xray
+from curax import __main__, loss, train, xray
+from curax.commands import demo, export, new
 from curax.config import load, override
+from curax.evaluate import __main__ as evaluate
 from curax.models import prompt_form
 from curax.runs import ending
 from curax.settings import functions

@@ -21,10 +21,10 @@ import test_reflected
 import tiny
 
 from curax import advantage, hint
-from curax.comparison import analysis, runner, statistics
-from curax.comparison import experiment as experiments
+from curax.compare import analysis, runner, statistics
+from curax.compare import experiment as experiments
 from curax.config import load, override, transferred
-from curax.evaluation.benchmarks import BENCHMARKS
+from curax.evaluate.benchmarks import BENCHMARKS
 from curax.settings.config_paths import describe, option
 from curax.settings.recipes import recipes
 from curax.step import drivers, states

@@ -17,8 +17,9 @@ from jax.sharding import AbstractMesh
 from outputs import message, refusal
 
 from benchmarks import plans
-from curax import allocate, plan, score
+from curax import allocate, score
 from curax.arrays import lines
+from curax.commands import plan
 from curax.config import ConfigError, Mesh, Pilot, load, override
 from curax.planning import chips, estimate, hbm, hlo, planner, table
 from curax.planning.programs import Compiled

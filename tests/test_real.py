@@ -19,7 +19,8 @@ from run_files import assert_same_run, rows
 from test_folder import lines
 from test_train import BUILT, compiled  # noqa: F401, as a fixture
 
-from curax import demo, train
+from curax import train
+from curax.commands import demo
 from curax.config import load, override
 from curax.models import export, pretrained, prompt_form
 from curax.runs import checkpoint, folder, run
@@ -187,7 +188,7 @@ def test_adapters_alone_are_trained_and_saved_and_resume(tmp_path, whole, capsys
 
 @pytest.mark.long
 def test_supervised_training_alone_is_a_run_of_a_llama_and_goes_on_with_rl(tmp_path):
-    from curax import export as command
+    from curax.commands import export as command
 
     llama = partial(few, family="Llama")
     assert call(tmp_path / "sft", *llama("steps=0")) == 0
@@ -209,7 +210,7 @@ def test_supervised_training_alone_is_a_run_of_a_llama_and_goes_on_with_rl(tmp_p
 
 @long
 def test_the_export_of_a_run_is_the_policy_of_its_checkpoint(tmp_path, whole):
-    from curax import export as command
+    from curax.commands import export as command
 
     assert command.main([str(whole), str(tmp_path / "out")]) == 0
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 300, (2, 12)), jnp.int32)

@@ -21,7 +21,7 @@ from judge_server import running
 from outputs import printed, ran, refusal
 from test_folder import lines
 
-from curax import demo, report
+from curax.commands import demo, report
 from curax.config import ConfigError
 from curax.runs import live, page, pictures, reading, side_by_side
 
@@ -651,7 +651,7 @@ def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
     want = (0, f"{tmp_path}/report.html\n", "")
     assert ran("-W", "error", "-c", program) == want
     assert "<h1>A run</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    status, _, err = ran("-m", "curax.report", tmp_path / "none")
+    status, _, err = ran("-m", "curax", "report", tmp_path / "none")
     said = f"curax.report: {tmp_path}/none: no such folder; give the folder of a run.\n"
     assert (status, err) == (2, said)
 

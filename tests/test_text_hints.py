@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_text import get, tricky  # noqa: F401, get as a fixture
 from words import tokenizer
 
-from curax import demo
+from curax.commands import demo
 from curax.tasks import byte_pairs, file_task, hints, layouts, prompt_format, text
 from curax.tasks.layouts import LayoutError, Problem
 from curax.verify import graders

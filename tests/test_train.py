@@ -821,7 +821,7 @@ def test_a_folder_that_is_removed_during_a_run_is_told_and_not_made_again(
 # Bad input
 
 # What is typed, and the sentence that is printed; the names in braces are paths.
-USAGE = "; python -m curax.train --help lists what there is."
+USAGE = "; python -m curax train --help lists what there is."
 SMALL = "--config {small} --workdir {new}"
 THERE = "--config {small} --workdir {run}"
 BAD = {

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_folder import lines
 
-from curax import demo, evaluate, export, hint, rollout, train
+from curax import hint, rollout, train
+from curax.commands import demo, export
+from curax.evaluate import __main__ as evaluate
 from curax.models import pretrained
 from curax.runs import policies
 from curax.settings.config_types import present

@@ -14,16 +14,8 @@ from kinds import one_of_each_first
 from outputs import refusal
 from test_law import law_of, pods, recipes
 
-from curax import (
-    advantage,
-    correct,
-    demo,
-    downsample,
-    hint,
-    objective,
-    off_policy,
-    xray,
-)
+from curax import advantage, correct, downsample, hint, objective, off_policy, xray
+from curax.commands import demo
 from curax.config import ConfigError, Hint, Sampling, Update, load, override
 from curax.runs import xray_picture
 from curax.settings import cli

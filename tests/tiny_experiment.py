@@ -7,7 +7,7 @@ import small
 import tiny
 
 from curax import advantage
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import override
 
 

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 
-from curax import demo
+from curax.commands import demo
 from curax.tasks import text
 
 

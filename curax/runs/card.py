@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from curax import __version__, hub
+from curax import hub
 from curax.config import Config, ConfigError
 from curax.runs import reading
 from curax.settings import errors
 from curax.settings.config_paths import full_name, option
+from curax.settings.packages import VERSION
 from curax.settings.sizes import checkpoint_of
 from curax.settings.tables import markdown
 from curax.theory import predict
@@ -78,7 +79,7 @@ def _origin(config: Config, step: int) -> str:
     if config.steps == 0:
         kind = "supervised fine-tuning"
     lines = [
-        f"Step {step} of {config.steps} of {kind} with curax {__version__}{_commit()}, "
+        f"Step {step} of {config.steps} of {kind} with curax {VERSION}{_commit()}, "
         f"seed {config.seed}."
     ]
     for _, words, name in _names(config):

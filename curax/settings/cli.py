@@ -25,13 +25,9 @@ DTYPES = ("float32", "bfloat16", "float16")  # of options --dtype
 
 
 def program(command: str) -> str:
-    """Name of a command as it was called, `curax NAME` or `python -m curax.NAME`."""
-    path = Path(sys.argv[0])
-    if path.stem == "curax":  # the script that pip installed
-        return f"curax {command}"
-    if path.parts[-2:] == ("curax", "__main__.py"):
-        return f"python -m curax {command}"
-    return f"python -m curax.{command}"
+    """Name by which a command can be called here, `curax NAME` or by Python."""
+    installed = Path(sys.argv[0]).stem == "curax"  # the script that pip installed
+    return f"curax {command}" if installed else f"python -m curax {command}"
 
 
 def again(command: str, argv: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Messages about packages that are not installed.
+"""The version of curax, and messages about packages that are not installed.
 
 Only the standard library is imported.
 """
@@ -10,6 +10,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
+VERSION = "0.1.0"  # of curax
 # Extras of curax, and names of packages on PyPI, by the name of the import.
 OF_CURAX = {
     "matplotlib": "pictures",

@@ -59,7 +59,7 @@ def make(sizes: Sizes, devices: Sequence[Any] | None = None) -> Mesh | None:
     except NotImplementedError as error:
         raise ConfigError(
             f"{_product(shape)} does not lie on this slice of chips: each size must be "
-            "the product of some of its axes; python -m curax.plan tries those that do."
+            "the product of some of its axes; python -m curax plan tries those that do."
         ) from error
 
 

@@ -8,7 +8,7 @@ is `dapo` of 16 prompts drawn once, `no_price` is it without its price on length
 """
 
 from curax import gate
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

@@ -7,7 +7,7 @@ Command:  python -m curax.compare experiments/dynamo
 not what is compared.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

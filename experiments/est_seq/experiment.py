@@ -13,7 +13,7 @@ of each arm is tuned.
 from functools import partial
 
 from curax import advantage, correct, gate, objective, stop
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import Stop
 from experiments.map import regimes
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from curax.comparison import programs
+from curax.compare import programs
 from curax.config import override
 from curax.runs import libraries
 from curax.settings.tables import markdown

@@ -32,8 +32,8 @@ import jax
 import numpy as np
 
 from curax import advantage, correct, hint, objective, stop
-from curax.comparison import programs, statistics
-from curax.comparison.experiment import Arm, arms
+from curax.compare import programs, statistics
+from curax.compare.experiment import Arm, arms
 from curax.config import Config, Hint, Sampling, Stop, load, override
 from curax.runs import libraries
 from experiments.map import ablations, parts, regimes, run

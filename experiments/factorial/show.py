@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
-from curax.comparison import analysis, statistics
+from curax.compare import analysis, statistics
 from curax.runs.drawing import LIGHT, grid
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown

@@ -12,7 +12,7 @@ weights, as equation 8 and the code. Pilots are tokens and are counted.
 from functools import partial
 
 from curax import correct, gate, objective
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

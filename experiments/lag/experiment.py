@@ -8,7 +8,7 @@ drawn from alone. A completion has up to eight tokens.
 """
 
 from curax import off_policy
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 AHEAD = {"sampling.ahead": 1}
 

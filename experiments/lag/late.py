@@ -23,7 +23,7 @@ import numpy as np
 from scipy import stats
 
 import curax
-from curax.comparison import statistics
+from curax.compare import statistics
 from curax.settings.tables import markdown
 from curax.step import loops
 from experiments.lag.show import shown

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.comparison import statistics
+from curax.compare import statistics
 from curax.runs import reading
 from curax.settings.tables import markdown
 from experiments.lag.experiment import get_experiment

@@ -25,8 +25,8 @@ import jax
 import numpy as np
 
 from curax import advantage, allocate, correct, downsample, gate, modulate
-from curax.comparison import programs, statistics
-from curax.comparison.experiment import Arm, Experiment, arms
+from curax.compare import programs, statistics
+from curax.compare.experiment import Arm, Experiment, arms
 from curax.runs import libraries
 from experiments.map import regimes, run
 from experiments.map.regimes import REGIMES, STEPS, TUNING

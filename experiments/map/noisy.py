@@ -3,7 +3,7 @@
 Command:  python -m curax.compare experiments/map/noisy.py
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.map import regimes
 
 

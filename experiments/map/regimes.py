@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from curax import gate, hint, reflect, stop
-from curax.comparison.experiment import Arm, Experiment, arms
+from curax.compare.experiment import Arm, Experiment, arms
 from curax.config import ConfigError, override
 from curax.tasks import calculator, rationale
 from experiments.map import parts

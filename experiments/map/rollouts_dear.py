@@ -3,7 +3,7 @@
 Command:  python -m curax.compare experiments/map/rollouts_dear.py
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.map import regimes
 
 

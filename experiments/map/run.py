@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from curax.comparison import programs, statistics
-from curax.comparison.analysis import RATES
-from curax.comparison.experiment import arms, warm_config, warm_key
+from curax.compare import programs, statistics
+from curax.compare.analysis import RATES
+from curax.compare.experiment import arms, warm_config, warm_key
 from curax.config import override
 from curax.runs import libraries
 from curax.settings.cli import write_file

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import rankdata, t
 
-from curax.comparison import statistics
+from curax.compare import statistics
 from curax.runs.drawing import LIGHT, canvas
 from curax.settings.tables import markdown
 from experiments.map import ablations, predict, regimes, run

@@ -6,7 +6,7 @@ The teacher hardly ever gets a reverse subtraction right. 128 completions per up
 groups of 8 and of 16, one update per batch.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

@@ -6,7 +6,7 @@ The cost is the one fitted to the released timings on one L40S, .058 s per compl
 drawn and .13 s per completion trained; `--cost A:B` asks for another machine.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

@@ -10,7 +10,7 @@ one kind of uniform groups each.
 from functools import partial
 
 from curax import gate
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

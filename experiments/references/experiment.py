@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from curax import advantage, reflect
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import load
 from curax.models import pretrained
 from curax.tasks import word_problems

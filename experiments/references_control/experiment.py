@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from curax import advantage
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import override
 from curax.settings.config_types import CheckpointPath, Count
 from curax.settings.declared import declares

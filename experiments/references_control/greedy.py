@@ -7,7 +7,7 @@ The start is that of README.md by another seed of pretraining.
 
 from dataclasses import replace
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import override
 from experiments.references import experiment as references
 from experiments.references_control import experiment

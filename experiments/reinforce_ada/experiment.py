@@ -8,7 +8,7 @@ that the paper compares with, and so has RAFT++, the control;
 draws.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

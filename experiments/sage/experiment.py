@@ -9,7 +9,7 @@ wrong at first. Hints are heads of the solution (`sage`), written by the policy
 a hint.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 
 
 def get_experiment() -> Experiment:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from curax import gate
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import Config, load, override
 from curax.models import pretrained
 from curax.testbed import in_words

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from curax.comparison import analysis, runner, statistics
-from curax.comparison.experiment import Arm, arms, trials
+from curax.compare import analysis, runner, statistics
+from curax.compare.experiment import Arm, arms, trials
 from curax.runs.reading import count_text
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown

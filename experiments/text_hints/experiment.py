@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from curax import hint
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import override
 from curax.types import Hinting, Prompts
 from experiments.text import experiment as text

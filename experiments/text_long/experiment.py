@@ -7,7 +7,7 @@ of the regime mixed of `experiments.text`, and so are the arms, of which those r
 steps draw once.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.text import experiment
 
 RATES = (3e-5, 1e-4, 3e-4, 1e-3)

@@ -6,7 +6,7 @@ Task, sizes and arms are those of the regime solved of `experiments.text`, from 
 checkpoint `start`, which README.md says how to make.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.factorial.run import ARMS
 from experiments.text import experiment
 

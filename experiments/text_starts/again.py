@@ -9,7 +9,7 @@ again_sparse_long.py to four times that.
 
 from dataclasses import replace
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.text import experiment as text
 from experiments.text_starts import experiment, long
 

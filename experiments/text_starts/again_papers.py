@@ -7,7 +7,7 @@ Of the sizes of `experiments.text`, at the rate that tuning took there for each.
 
 from dataclasses import replace
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import override
 from experiments.text import experiment as text
 from experiments.text_starts import again, experiment

@@ -3,7 +3,7 @@
 Command:  python -m curax.compare experiments/text_starts/again_sparse.py
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.text_starts import again
 
 

@@ -5,7 +5,7 @@ Command:  python -m curax.compare experiments/text_starts/again_sparse_long.py
 Its arms have the names of that, so they are kept in a folder of their own.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.text_starts import again
 
 

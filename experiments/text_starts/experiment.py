@@ -6,7 +6,7 @@ Sizes and arms are those of `experiments.text`. Each rate is an arm of its own, 
 what tuning takes is known of every start; README.md says how to make the starts.
 """
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from curax.config import override
 from experiments.text import experiment
 

@@ -19,7 +19,7 @@ import json
 import sys
 from pathlib import Path
 
-from curax.comparison import experiment as comparison
+from curax.compare import experiment as comparison
 from curax.config import Config, override
 from curax.settings.cli import write_file
 from experiments.text_starts import experiment

@@ -8,7 +8,7 @@ is all that README.md has.
 
 from dataclasses import replace
 
-from curax.comparison.experiment import Experiment
+from curax.compare.experiment import Experiment
 from experiments.text import experiment as text
 from experiments.text_starts import experiment
 

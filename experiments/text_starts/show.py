@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from curax.comparison import runner
+from curax.compare import runner
 from curax.settings.cli import write_file
 from curax.settings.tables import markdown
 from experiments import in_small

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from curax.comparison import statistics
+from curax.compare import statistics
 from curax.settings.tables import markdown
 from experiments.map import regimes, run, show
 

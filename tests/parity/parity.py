@@ -17,7 +17,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from curax import evaluate, rollout
+from curax import rollout
+from curax.evaluate import __main__ as evaluate
 from curax.models import pretrained, rotary
 from curax.models.export import export, export_adapter
 from curax.tasks import word_problems

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import pytest
 
-from curax import demo
+from curax.commands import demo
 from curax.config import Evaluation, load, override
 from curax.step import drivers, loops
 from curax.step.build import build

@@ -1,4 +1,4 @@
-"""python -m curax.plan: whether a run fits a slice of chips that is not here.
+"""curax plan: whether a run fits a slice of chips that is not here.
 
 Compiles the run's own sampler, its update and what its methods compute with parameters
 for the slice, with shapes in place of parameters, and writes what they take as a table
@@ -17,7 +17,7 @@ from curax.settings.groups import AXES
 
 
 def parser() -> cli.Parser:
-    """Argument parser of `python -m curax.plan`."""
+    """Argument parser of `curax plan`."""
     result = cli.Parser(
         "plan",
         description="Say whether a run fits a slice of chips, before there is one.",

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from curax import __version__
 from curax.settings import machine
 from curax.settings.cli import Parser, command_line
+from curax.settings.packages import VERSION
 from curax.settings.tables import aligned
 
 PACKAGES = (
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 def described() -> Iterator[tuple[str, str]]:
     """(name, text) of what results and speed depend on; nothing secret."""
-    yield "curax", f"{__version__} in {Path(__file__).parent}"
+    yield "curax", f"{VERSION} in {Path(__file__).parents[1]}"
     yield "python", f"{platform.python_version()} {platform.python_implementation()}"
     yield "system", platform.platform()
     yield "processor", processor()

@@ -1,4 +1,4 @@
-"""python -m curax.export: write the policy of a run as a Hugging Face checkpoint.
+"""curax export: write the policy of a run as a Hugging Face checkpoint.
 
 A policy that started from a checkpoint is written in its format, with LoRA merged, or
 as its adapter alone. A model of curax's own becomes a checkpoint of its architecture.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def parser() -> Parser:
-    """Argument parser of `python -m curax.export`."""
+    """Argument parser of `curax export`."""
     result = Parser(
         "export",
         description="Write the policy of a run as a Hugging Face checkpoint.",

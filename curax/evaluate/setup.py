@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from curax import hub, rollout
 from curax.config import Config, ConfigError
 from curax.config import Mesh as Sizes
-from curax.evaluation import questions
-from curax.evaluation.questions import Questions
-from curax.evaluation.samples import SamplingSpec
+from curax.evaluate import questions
+from curax.evaluate.questions import Questions
+from curax.evaluate.samples import SamplingSpec
 from curax.models import prompt_form
 from curax.runs import checkpoint, folder, marks, policies
 from curax.runs.policies import Policy

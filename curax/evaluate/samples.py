@@ -22,7 +22,7 @@ import numpy as np
 from curax import rollout
 from curax.arrays.keys import stage_key
 from curax.config import ConfigError
-from curax.evaluation.questions import Questions
+from curax.evaluate.questions import Questions
 from curax.runs import reading
 from curax.runs.policies import Policy
 from curax.runs.rows import Appended

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curax.evaluation import estimates
+from curax.evaluate import estimates
 from curax.monitors.attempts import pass_at_k
 from curax.runs.reading import count_text, duration_text, finite_mean, plural
 from curax.settings import tables

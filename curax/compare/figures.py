@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from curax.comparison import analysis, statistics
-from curax.comparison.analysis import AXES, Entry, Question
+from curax.compare import analysis, statistics
+from curax.compare.analysis import AXES, Entry, Question
 from curax.runs.drawing import COUNTS, PERCENT, Mark, Panel, Picture, Sheet, mark, pens
 from curax.runs.reading import count_text
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from curax.comparison import experiment as experiments
+from curax.compare import experiment as experiments
 from curax.config import ConfigError
 from curax.runs import reading
 from curax.settings.cli import Parser, command_line
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     workdir = Path(args.workdir or Path("runs", "compare", name))
     try:
         # This imports jax, which takes seconds; wrong input is reported before.
-        from curax.comparison import comparison
+        from curax.compare import comparison
 
         print(comparison.compare(experiment, arms, workdir, cost=cost, name=name))
     except reading.DamagedError as error:

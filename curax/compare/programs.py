@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from curax.comparison.experiment import Arm, Experiment, digest, setting_of
+from curax.compare.experiment import Arm, Experiment, digest, setting_of
 from curax.config import Config, override
 from curax.settings import errors
 from curax.settings.config_paths import describe, unbound

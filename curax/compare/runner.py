@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from curax.comparison import analysis, programs
-from curax.comparison.experiment import (
+from curax.compare import analysis, programs
+from curax.compare.experiment import (
     Arm,
     Experiment,
     budget,
@@ -34,7 +34,7 @@ from curax.comparison.experiment import (
     warm_config,
     warm_key,
 )
-from curax.comparison.programs import Sweep
+from curax.compare.programs import Sweep
 from curax.config import Config, ConfigError
 from curax.runs import checkpoint, marks, reading
 from curax.runs.progress import Progress

@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from curax import __version__
 from curax.config import Config, ConfigError, load, override
 from curax.settings.cli import Parser, command_line, made_folder, write_file
 from curax.settings.config_paths import changes, describe
 from curax.settings.field_help import WIDTH, shown
+from curax.settings.packages import VERSION
 from curax.settings.recipes import file_of, made_by, recipes
 
 ALWAYS = ("prompts", "group_size", "max_tokens")  # said by every recipe
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     at_home = path.resolve().parent == Path("configs").resolve()
     called = args.name if at_home else shlex.quote(str(path))
     text = (
-        f"{MADE} {__version__} from {' '.join(named.split())}, to be changed.\n"
+        f"{MADE} {VERSION} from {' '.join(named.split())}, to be changed.\n"
         f"# All that can be set: curax train {called} --help\n"
         f"# What it optimises: curax xray {called}\n{text}"
     )
@@ -211,7 +211,7 @@ def of_trl(file: Path, name: str) -> tuple[Config, str]:
     Raises:
         ConfigError: the file cannot be read or converted.
     """
-    from curax import foreign
+    from curax.commands import foreign
 
     found = foreign.read_trl(file)
     remarks = list(found.remarks)

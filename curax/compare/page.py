@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from curax.comparison import analysis, figures
-from curax.comparison.analysis import AXES, titles
+from curax.compare import analysis, figures
+from curax.compare.analysis import AXES, titles
 from curax.runs.reading import count_text, plural
 from curax.runs.templates import drawn, filled
 from curax.settings.cli import write_file
@@ -27,7 +27,7 @@ def write(workdir: Path, shown: figures.Shown) -> Path:
         write_file(workdir / f"{name}.png", data)
     found = shown.found
     text = filled(
-        "curax.comparison/page.html",
+        "curax.compare/page.html",
         title=found["name"],
         claims=analysis.claims(found),
         without_claims=analysis.without_claims(found),

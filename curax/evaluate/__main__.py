@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from curax.config import ConfigError
-from curax.evaluation.benchmarks import BENCHMARKS, PROTOCOL
+from curax.evaluate.benchmarks import BENCHMARKS, PROTOCOL
 from curax.settings.cli import DTYPES, Parser, again, command_line
 from curax.settings.config_types import (
     Count,
@@ -229,7 +229,7 @@ def main(argv: list[str]) -> int:
     name += f"-{args.benchmark}" if args.benchmark else ""
     out = Path(args.out or Path("runs", "evaluate", name))
     # This imports jax, which takes seconds: not before the input is read.
-    from curax.evaluation import runner
+    from curax.evaluate import runner
 
     return runner.evaluate(args, out, command=again("evaluate", argv))
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 
-from curax import __version__
-from curax.comparison import analysis, figures, page, runner
-from curax.comparison.experiment import Arm, Experiment, in_json, setting_of, warm_key
+from curax.compare import analysis, figures, page, runner
+from curax.compare.experiment import Arm, Experiment, in_json, setting_of, warm_key
 from curax.runs import folder, libraries, reading
 from curax.runs.progress import Progress
 from curax.settings import files, lock
 from curax.settings.cli import write_file
+from curax.settings.packages import VERSION
 
 RESULTS = "results.json"
 
@@ -87,7 +87,7 @@ def results(
     )
     compared = entries(experiment, ran.arms, ran.histories)
     found = analysis.analyse(compared, question)
-    about = {"seeds": experiment.seeds, **ran.on, "curax": __version__}
+    about = {"seeds": experiment.seeds, **ran.on, "curax": VERSION}
     listed = [
         {
             "name": arm.name,

@@ -1,4 +1,4 @@
-"""python -m curax.report RUN...: the page of a run, or of several side by side."""
+"""curax report RUN...: the page of a run, or of several side by side."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ PORT = 8642
 
 
 def parser() -> Parser:
-    """Argument parser of `python -m curax.report`."""
+    """Argument parser of `curax report`."""
     result = Parser(
         "report",
         description="Draw the pictures of a run and write its page, report.html. Of "

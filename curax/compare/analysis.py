@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from curax.comparison import statistics
+from curax.compare import statistics
 from curax.runs.reading import count_text
 from curax.settings.config_types import present
 from curax.settings.files import json_value

@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from curax import __version__
 from curax.config import ConfigError
-from curax.evaluation import benchmarks, results
-from curax.evaluation.questions import Questions
-from curax.evaluation.samples import Sampler, SamplesFile, Timed
-from curax.evaluation.setup import EvaluationSetup, prepare
+from curax.evaluate import benchmarks, results
+from curax.evaluate.questions import Questions
+from curax.evaluate.samples import Sampler, SamplesFile, Timed
+from curax.evaluate.setup import EvaluationSetup, prepare
 from curax.runs import libraries
 from curax.runs.folder import described, write_json
 from curax.runs.interrupt import Interrupt
@@ -28,6 +27,7 @@ from curax.runs.progress import Progress
 from curax.settings import errors, lock
 from curax.settings.cli import written_to
 from curax.settings.config_paths import changes
+from curax.settings.packages import VERSION
 
 SETTINGS, RESULTS = "settings.json", "results.json"
 # Settings that are hashes, and how an evaluation differs where they do.
@@ -347,7 +347,7 @@ def write_results(
         "settings": setup.settings,
         "versions": {
             "python": platform.python_version(),
-            "curax": __version__,
+            "curax": VERSION,
             **{name: _version(name) for name in LIBRARIES},
         },
         "results": found,

@@ -1,0 +1,1 @@
+"""Commands of `curax` that are a file each: `curax NAME`."""
