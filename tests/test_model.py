@@ -322,7 +322,11 @@ def test_the_model_is_its_definition(options, scale):
 def test_rotation_is_its_definition_and_depends_on_distance_alone():
     random = np.random.default_rng(0)
     x, y = random.normal(size=(2, 1, 1, 3, 8)).astype(np.float32)
-    turn = partial(rotary.rotate, theta=10_000.0)
+
+    def turn(x, positions, **options):
+        angles = rotary.cos_sin(jnp.asarray(positions), 8, 10_000.0, **options)
+        return rotary.rotate(x, *angles)
+
     positions = np.array([[0, 5, 700]], np.int32)
     got = np.asarray(turn(x, positions))
     for t, position in enumerate(positions[0]):
@@ -335,6 +339,26 @@ def test_rotation_is_its_definition_and_depends_on_distance_alone():
         near = np.sum(turn(x, positions) * turn(y, positions + 2), -1)
         far = np.sum(turn(x, positions + shift) * turn(y, positions + 2 + shift), -1)
         close(near, far, atol=1e-3)
+
+
+@pytest.mark.parametrize("seeds", [0, 3])
+def test_a_cpu_computes_the_cosine_of_an_angle_once(seeds, monkeypatch):
+    def turned(q, k, positions):
+        angles = rotary.cos_sin(positions, 8, 10_000.0)
+        return rotary.rotate(q, *angles), rotary.rotate(k, *angles)
+
+    shapes = ((4, 4, 5, 8), jnp.float32), ((4, 2, 5, 8), jnp.float32), ((4, 5), int)
+    lead = (seeds,) * bool(seeds)
+    args = [jax.ShapeDtypeStruct((*lead, *shape), of) for shape, of in shapes]
+
+    def text():  # a function of its own each time: jit keeps programs
+        function = partial(turned)
+        return jax.jit(jax.vmap(function) if seeds else function).lower(*args)
+
+    assert text().compile().as_text().count("cosine(") == 1
+    assert "case" in text().as_text()
+    monkeypatch.setattr(rotary, "platform", lambda: "tpu")
+    assert "case" not in text().as_text()
 
 
 # ----- caches, padding, causality

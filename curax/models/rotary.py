@@ -10,6 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from curax.arrays.sharding import platform
 from curax.settings.config_types import Count, Positive
 
 
@@ -56,20 +57,37 @@ class RopeScaling:
         return quick * frequency + (1 - quick) * (frequency / self.factor)
 
 
-def rotate(
-    x: jax.Array, positions: jax.Array, theta: float, scaling: RopeScaling | None = None
-) -> jax.Array:
-    """`x` `[N, heads, Q, d]` rotated at positions `[N, Q]`; entry i pairs with i + d/2.
+def cos_sin(
+    positions: jax.Array, d: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Cosine and sine `[N, 1, Q, d / 2]` of the angles at positions `[N, Q]`, float32.
 
-    Computed in float32, returned in the dtype of `x`.
+    On a CPU they are arrays of their own. Its compiler holds both for cheap and would
+    compute them in all that reads them, anew for every head; a barrier does not keep it
+    from that, but a condition that it cannot know does.
     """
-    half = x.shape[-1] // 2
+    half = d // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if scaling:
         frequency = scaling.rescaled(frequency)
     angle = (
         positions[:, None, :, None].astype(jnp.float32) * frequency[None, None, None]
     )
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
+
+    def both(angle):
+        return jnp.cos(angle), jnp.sin(angle)
+
+    if platform() != "cpu":
+        return both(angle)
+    true = jax.lax.optimization_barrier(jnp.bool_(True))
+    return jax.lax.cond(true, both, lambda angle: (angle, angle), angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """`x` `[N, heads, Q, d]` rotated as `cos_sin` says; entry i pairs with i + d/2.
+
+    Computed in float32, returned in the dtype of `x`.
+    """
+    half = x.shape[-1] // 2
     a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)

@@ -28,7 +28,7 @@ from curax.arrays.cache_sizes import widened
 from curax.arrays.lines import Lines, Visible
 from curax.arrays.sharding import constrain, gathered, rows_of
 from curax.models import attention, decoding, lanes, modules, packed, softmax
-from curax.models.rotary import RopeScaling, rotate
+from curax.models.rotary import RopeScaling, cos_sin, rotate
 from curax.settings.config_types import Count, Natural, Positive
 from curax.settings.declared import declares
 from curax.types import Model, SharedCache
@@ -469,9 +469,8 @@ class Block(nn.Module):
         v = split(into("v", inner_kv, "embed", "heads")(y), self.kv_heads)
         if self.qk_norm:
             q, k = norm(name="q_norm")(q), norm(name="k_norm")(k)
-        q, k = (
-            rotate(z, positions, self.rope_theta, self.rope_scaling) for z in (q, k)
-        )
+        angles = cos_sin(positions, self.head_dim, self.rope_theta, self.rope_scaling)
+        q, k = rotate(q, *angles), rotate(k, *angles)
         own: Any = None
         if isinstance(cache, decoding.Layer):
             own = cache.written(k, v, column)
