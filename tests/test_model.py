@@ -11,6 +11,7 @@ import test_attention
 import tiny
 from contracts import close
 
+from curax.arrays import masked
 from curax.arrays.frozen import join, split
 from curax.models import rotary, transformer
 from curax.models.rotary import RopeScaling
@@ -359,6 +360,30 @@ def test_a_cpu_computes_the_cosine_of_an_angle_once(seeds, monkeypatch):
     assert "case" in text().as_text()
     monkeypatch.setattr(rotary, "platform", lambda: "tpu")
     assert "case" not in text().as_text()
+
+
+def test_sums_leave_out_a_leading_axis_of_one_row():
+    """Beside one a CPU takes long for sums of products; the numbers are the same."""
+    policy, params = tiny.model(), tiny.random_params(tiny.model())
+    tokens, positions, seen = TOKENS[:1], POSITIONS[:1], np.ones((1, Q), bool)
+
+    def nats(params, rows):
+        every, *at = (jnp.repeat(one, rows, 0) for one in (tokens, positions, seen))
+        x, _ = policy.features(params, every, *at)
+        logp, entropy = masked.token_logprobs(x, policy.head(params), every)
+        return jnp.mean(jnp.sum(logp + entropy, -1))
+
+    slope = jax.jit(jax.value_and_grad(nats), static_argnums=1)
+    sums = re.findall(
+        r"stablehlo\.reduce\(.*: \(tensor<(\S+)>,", slope.lower(params, 1).as_text()
+    )
+    width = params["embed"].shape[-1]
+    assert f"{Q}x{width}xf32" in sums
+    assert not {f"1x{Q}x{width}xf32", f"1x{Q}x8xf32"} & {*sums}  # 8: of a head
+    assert sums.count(f"1x{Q}x{tiny.V}xf32") == 1  # the maximum
+    one, two = (jax.tree.leaves(slope(params, rows)) for rows in (1, 2))
+    for own, twice in zip(one, two, strict=True):
+        close(own, twice, atol=1e-5)
 
 
 # ----- caches, padding, causality

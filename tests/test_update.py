@@ -505,14 +505,15 @@ def test_no_array_of_rows_by_tokens_by_vocabulary_exists_in_chunks(
 ):
     large = 97
     policy = tiny.model(vocab_size=large)
+    given = batch()
 
     def run(params):
         settings = update.Settings(token_chunk=chunk)
         if closely:
-            rows = batch()[0]
+            rows = given[0]
             args = tiny.CONTEXTS, rows.tokens, rows.mask, rows.context, settings
             return update.token_stats(policy, params, *args)
-        args = tiny.CONTEXTS, *batch(), token_loss, settings
+        args = tiny.CONTEXTS, *given, token_loss, settings
         return update.gradient(policy, params, *args, still_old=True)
 
     params = jax.eval_shape(policy.init, jax.random.key(0))

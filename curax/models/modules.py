@@ -45,9 +45,16 @@ class RMSNorm(nn.RMSNorm):
     """Flax's RMSNorm, which promotes bfloat16 to float32, under strict promotion."""
 
     def __call__(self, x, *, mask=None):
-        """`[..., D]` in and out."""
+        """`[..., D]` in and out.
+
+        Leading axes of one, as of a single row, are left out meanwhile: beside them a
+        sum of products takes a CPU 10 to 70 times as long.
+        """
+        inner = x.shape
+        while len(inner) > 2 and inner[0] == 1:
+            inner = inner[1:]
         with jax.numpy_dtype_promotion("standard"):
-            return super().__call__(x, mask=mask)
+            return super().__call__(x.reshape(inner), mask=mask).reshape(x.shape)
 
 
 def rms(eps: float, dtype: Any, param_dtype: Any):
