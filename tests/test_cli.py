@@ -47,6 +47,18 @@ def test_python_runs_commands_as_modules_too(name):
     assert shown.startswith(f"usage: python -m curax {name} ")
 
 
+def test_an_option_that_is_nearly_one_is_told_before_what_is_missing():
+    parser = cli.Parser("one")
+    parser.add_argument("--topology", required=True)
+    for typed in (["--topolgy", "v5e"], ["--topolgy=v5e"]):
+        with pytest.raises(ConfigError) as told:
+            parser.parse_args(typed)
+        assert str(told.value) == "--topolgy is no option; did you mean --topology?"
+    for typed in (["--topology", "v5e", "--", "--topolgy"], ["--topology=v5e", "--x"]):
+        with pytest.raises(ConfigError, match="unrecognized arguments: --"):
+            parser.parse_args(typed)
+
+
 # Prints until its reader has gone, and on; what it was to do is done.
 CHATTY = """
 import sys

@@ -826,7 +826,7 @@ SMALL = "--config {small} --workdir {new}"
 THERE = "--config {small} --workdir {run}"
 BAD = {
     "--foo": f"unrecognized arguments: --foo{USAGE}",
-    "--work a": f"unrecognized arguments: --work{USAGE}",
+    "--work a": "--work is no option; did you mean --workdir?",
     "--config": f"argument --config: expected one argument{USAGE}",
     "--set": f"argument --set: expected at least one argument{USAGE}",
     "--config {new}/quick.py": "{new}/quick.py: there is no such file; no Python file "

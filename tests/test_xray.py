@@ -840,7 +840,7 @@ def test_nothing_is_written_that_nobody_asked_for(
 
 MEMORY = json.dumps(row(4, 2, 9)) + "\n"
 WRONG = {
-    "misspelt": (["--betta", "1", "1"], "unrecognized arguments: --betta 1; "),
+    "misspelt": (["--betta", "1", "1"], "--betta is no option; did you mean --beta?"),
     "needed": ([], None),
     "beta": (["--beta", "0", "1"], "--beta 0 1: both must be above 0, and below "),
     "nan": (["--beta", "nan", "1"], "--beta nan 1: both must be above 0"),

@@ -4,8 +4,10 @@ import _thread
 import argparse
 import atexit
 import contextlib
+import difflib
 import errno
 import functools
+import itertools
 import logging
 import os
 import re
@@ -47,6 +49,16 @@ class Parser(argparse.ArgumentParser):
         if command:
             options["prog"] = program(command)
         super().__init__(allow_abbrev=False, **options)
+
+    def parse_known_args(self, args=None, namespace=None):  # pyright: ignore
+        """As argparse, but an option that is nearly one of these is told first."""
+        known = self._option_string_actions
+        for word in itertools.takewhile("--".__ne__, args or ()):
+            option, _, _ = word.partition("=")
+            near = difflib.get_close_matches(option, known, 1)
+            if option.startswith("--") and near and option not in known:
+                raise ConfigError(f"{option} is no option; did you mean {near[0]}?")
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise the ConfigError of a parsing error."""
