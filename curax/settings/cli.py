@@ -7,7 +7,6 @@ import contextlib
 import difflib
 import errno
 import functools
-import itertools
 import logging
 import os
 import re
@@ -50,14 +49,16 @@ class Parser(argparse.ArgumentParser):
             options["prog"] = program(command)
         super().__init__(allow_abbrev=False, **options)
 
-    def parse_known_args(self, args=None, namespace=None):  # pyright: ignore
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """As argparse, but an option that is nearly one of these is told first."""
-        known = self._option_string_actions
-        for word in itertools.takewhile("--".__ne__, args or ()):
-            option, _, _ = word.partition("=")
-            near = difflib.get_close_matches(option, known, 1)
-            if option.startswith("--") and near and option not in known:
-                raise ConfigError(f"{option} is no option; did you mean {near[0]}?")
+        known = {name[2:] for name in self._option_string_actions if name[:2] == "--"}
+        words: list[str] = list(args or ())
+        for word in words[: words.index("--") if "--" in words else None]:
+            name, _, _ = word.removeprefix("--").partition("=")
+            if word[:2] != "--" or name in known:
+                continue
+            if near := difflib.get_close_matches(name, known, 1):
+                raise ConfigError(f"--{name} is no option; did you mean --{near[0]}?")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
