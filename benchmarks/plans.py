@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="MODEL@SLICE",
         help="plans that are compiled too, as Qwen3-8B@v5p:4x4x4; needs libtpu",
     )
-    parser.add_argument("--quick", action="store_true", help="as of curax.plan")
+    parser.add_argument("--quick", action="store_true", help="as of curax plan")
     args = parser.parse_args(argv)
     from curax.commands import plan
     from curax.planning import chips

@@ -54,7 +54,11 @@ def test_an_option_that_is_nearly_one_is_told_before_what_is_missing():
         with pytest.raises(ConfigError) as told:
             parser.parse_args(typed)
         assert str(told.value) == "--topolgy is no option; did you mean --topology?"
-    for typed in (["--topology", "v5e", "--", "--topolgy"], ["--topology=v5e", "--x"]):
+    assert parser.parse_args(["--topology", "--topolgy is a value"])
+    for typed in (
+        ["--topology", "v5e", "--", "--topolgy"],
+        ["--topology=v5e", "--top"],
+    ):
         with pytest.raises(ConfigError, match="unrecognized arguments: --"):
             parser.parse_args(typed)
 

@@ -59,7 +59,7 @@ BETWEEN_STAGES = {
     "update": {"rollout"},
 }
 COMMANDS_BESIDE = {
-    "commands": {"models", "hub", "tasks", "planning", "testbed"} | STAGES,
+    "commands": {"models", "tasks", "planning", "testbed"} | STAGES,
     "train": {"processes"},
     "xray": {"commands"},
 }

@@ -199,9 +199,12 @@ class Site:
         return out
 
     def _run(self, command: str) -> tuple[int, str]:
-        typed = shlex.split(command)
+        typed = shlex.split(
+            re.sub(r"^python -m curax (\w)", r"python -m curax.\1", command)
+        )
         if typed[:2] == ["python", "-m"] and typed[2] in COMMANDS:
             return called(typed[2], typed[3:])
+        typed = shlex.split(command)
         if typed[0] == "python":
             typed[0] = sys.executable
         env = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -299,7 +302,7 @@ def test_links_lead_to_headings_that_are_there(name):
 def test_what_the_readme_says_to_type_is_understood(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text()
-    called = r"^    (?:\.venv/bin/)?(?:python -m curax\.|curax )(\w+)((?:.*\\\n)*.*)$"
+    called = r"^    (?:\.venv/bin/)?(?:python -m curax[. ]|curax )(\w+)((?:.*\\\n)*.*)$"
     typed = re.findall(called, text, re.M)
     assert len(typed) > 9
     parsers = {"train": train, "evaluate": evaluate, "export": export, "xray": xray}

@@ -644,7 +644,8 @@ def test_a_broken_run_is_one_sentence_and_status_2(tmp_path):
 def test_the_command_line_needs_neither_jax_nor_pyplot(tmp_path):
     write(tmp_path, steps=2, done=2)
     program = (
-        "import sys; from curax import report; assert 'matplotlib' not in sys.modules; "
+        "import sys; from curax.commands import report; "
+        "assert 'matplotlib' not in sys.modules; "
         f"assert report.main([{str(tmp_path)!r}, '--title', 'A run']) == 0; "
         "assert not {'jax', 'matplotlib.pyplot'} & sys.modules.keys()"
     )

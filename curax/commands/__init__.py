@@ -1,1 +1,1 @@
-"""Commands of `curax` that are a file each: `curax NAME`."""
+"""Commands of `curax` that are a file each, and recipes from elsewhere (`foreign`)."""

@@ -55,9 +55,9 @@ class Parser(argparse.ArgumentParser):
         words: list[str] = list(args or ())
         for word in words[: words.index("--") if "--" in words else None]:
             name, _, _ = word.removeprefix("--").partition("=")
-            if word[:2] != "--" or name in known:
+            if word[:2] != "--" or name in known or " " in name:  # a value has blanks
                 continue
-            if near := difflib.get_close_matches(name, known, 1):
+            if near := difflib.get_close_matches(name, known, 1, cutoff=0.72):
                 raise ConfigError(f"--{name} is no option; did you mean --{near[0]}?")
         return super().parse_known_args(args, namespace)
 
@@ -290,7 +290,7 @@ def command_line(
     Called without arguments, the main function gets those of the process.
 
     Args:
-        name: module of the command.
+        name: that its messages begin with, as curax.train.
         goes_on: whether it says after Ctrl-C that the same command goes on.
     """
 
