@@ -74,7 +74,8 @@ def test_causal_attention_is_its_definition(
 def test_long_rows_are_attended_to_as_short_ones_are(
     choice, lanes, length, monkeypatch
 ):
-    monkeypatch.setattr(attention, "LANES", lanes)  # 2 groups of 1 chunk; 2, 2 and 1
+    for name in ("LANES", "CHUNK_ON_CPU"):  # 2 groups of 1 chunk; 2, 2 and 1
+        monkeypatch.setattr(attention, name, lanes)
     flash = through_xla(monkeypatch)
     assert flash
     (q, k, v, _), _ = arrays(2, 4, 2, 140, length)
@@ -109,8 +110,9 @@ def test_the_kernel_for_long_rows_gets_no_mask(monkeypatch):
 
 
 def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist():
-    row = jax.ShapeDtypeStruct((1, 1, attention.LONG, 8), jnp.float32)
-    seen = jax.ShapeDtypeStruct((1, attention.LONG), bool)
+    long, chunk = attention.LONG_ON_CPU, attention.CHUNK_ON_CPU
+    row = jax.ShapeDtypeStruct((1, 1, long, 8), jnp.float32)
+    seen = jax.ShapeDtypeStruct((1, long), bool)
 
     def run(q, k, v, seen):
         choice = attention.choose(q.shape[-2], q.shape[-1], q.dtype)
@@ -121,7 +123,7 @@ def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist():
         math.prod(map(int, found.split("x")[:-1]))
         for found in re.findall(r"tensor<((?:\d+x)+\w+)>", text)
     ]
-    assert attention.LONG * 128 <= max(sizes) < attention.LONG**2 / 4
+    assert long * chunk <= max(sizes) < long**2 / 4
 
 
 @pytest.mark.first(2)

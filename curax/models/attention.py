@@ -28,6 +28,7 @@ from curax.arrays.sharding import (
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 GROUPS = 4  # of chunks of causal queries, by the keys that they read
 LONG = 2048  # queries from which on neither scores nor mask of all of them are made
+LONG_ON_CPU, CHUNK_ON_CPU = 512, 64  # the same there, where chunks fit into caches
 
 
 def by_platform(
@@ -52,7 +53,7 @@ def choose(queries: int, d: int, dtype: Any) -> Callable[..., jax.Array]:
         return flash_long if queries >= LONG or over_seeds() else flash
     if queries >= LANES and kind == "tpu" and not mapped and d % 64 == 0:
         return splash
-    return chunked if queries >= LONG else plain
+    return chunked if queries >= (LONG_ON_CPU if kind == "cpu" else LONG) else plain
 
 
 def plain(
@@ -98,8 +99,9 @@ def chunked(
     mean of the v that its group has.
     """
     n, heads, queries, d = q.shape
-    before, chunks = k.shape[-2] - queries, -(-queries // LANES)
-    wide = chunks * LANES
+    chunk = CHUNK_ON_CPU if platform() == "cpu" else LANES
+    before, chunks = k.shape[-2] - queries, -(-queries // chunk)
+    wide = chunks * chunk
     whole = k.astype(jnp.float32), v.astype(jnp.float32)  # gradients are summed so
 
     def group(starts: jax.Array, parts: jax.Array, keys: int) -> jax.Array:
@@ -109,7 +111,7 @@ def chunked(
         @jax.checkpoint
         def some(part):
             start, q = part
-            place = start + jnp.arange(LANES, dtype=jnp.int32) + before
+            place = start + jnp.arange(chunk, dtype=jnp.int32) + before
             mask = seen[:, None, :keys]
             if causal:
                 mask = mask & (key[None] <= place[:, None])[None]
@@ -117,15 +119,15 @@ def chunked(
 
         return jax.lax.map(some, (starts, parts))
 
-    parts = _padded(q, -2, wide).reshape(n, heads, chunks, LANES, d)
+    parts = _padded(q, -2, wide).reshape(n, heads, chunks, chunk, d)
     parts = jnp.moveaxis(parts, 2, 0)
-    starts = jnp.arange(0, wide, LANES, dtype=jnp.int32)
+    starts = jnp.arange(0, wide, chunk, dtype=jnp.int32)
     size = -(-chunks // GROUPS) if causal else chunks
     out = [
         group(
             starts[at : at + size],
             parts[at : at + size],
-            before + min(queries, (at + size) * LANES),
+            before + min(queries, (at + size) * chunk),
         )
         for at in range(0, chunks, size)
     ]
