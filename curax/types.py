@@ -301,7 +301,7 @@ class Model:
         packs: `(tokens, T, P) -> Lines`, how rows are to be packed, here, of which a
             micro-batch has so many tokens; None, as its result too: not at all. Then
             `features` takes a `curax.arrays.lines.Visible` in place of `seen`, with a
-            line in place of a row, and the cache of all contexts.
+            line in place of a row, and the cache of all contexts; none need come back.
         shared: `cache -> cache`, keys and values of contexts as a `SharedCache` has
             them, which `features` with a column takes then. None: it does not, and each
             slot's prefix is copied in front of its own columns at every token.
@@ -313,11 +313,11 @@ class Model:
             0: they are rings. None: always.
         adding: `(params, totals) -> params` for a line or contexts, such that the
             gradient by the totals is these and that of the parameters, added where they
-            lie. Each loss calls `features`, from which of a line no cache comes back
-            then, once, and `head` once or, of contexts, not at all, as they are: who
-            replaces one of them has None here, where gradients are added when all are
-            there. `features` takes a `curax.arrays.accumulate.Adding` as the cache too,
-            of all layers together, which are alike.
+            lie. Each loss calls `features` once, and `head` once or, of contexts, not
+            at all, as they are: who replaces one of them has None here, where gradients
+            are added when all are there. `features` takes a
+            `curax.arrays.accumulate.Adding` as the cache too, of all layers together,
+            which are alike.
     """
 
     init: Callable[[jax.Array], Any]

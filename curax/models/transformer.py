@@ -317,34 +317,29 @@ class Transformer:
             x = params["embed"][tokens].astype(self.block.dtype)
         x = constrain(x, ("rows", None, None))
         axes = None if column is not None else self.axes["layers"]
-        apply, given = partial(layer, self.block, axes), (positions, seen, column)
-        stack, new = params["layers"], []
+        keeps = not isinstance(seen, Visible)  # nobody goes on from packed lines
+        apply = partial(layer, self.block, axes, keeps)
+        given, stack, new = (positions, seen, column), params["layers"], []
         if isinstance(stack, Adding):
-            of_line = cache is not None  # and no cache comes back
-
-            def own(given, x, layer):
-                x, kv = apply(given, x, layer)
-                return x, None if of_line else kv
-
-            if of_line and not isinstance(cache, Adding):
+            if cache is not None and not isinstance(cache, Adding):
                 cache = together(cache)
-            left: Any = through(own, given, x, stack, cache)
+            left: Any = through(apply, given, x, stack, cache)
             x, stacked = left
-            new = () if of_line else each_layer(stacked, layers)
+            new = each_layer(stacked, layers) if keeps else ()
             return self.norm.apply({"params": params["norm"]}, x), new
         if self.remat != "none":
             apply = jax.checkpoint(apply, policy=REMAT[self.remat])
         if self.scan_layers and column is None:
             stacked = cache and together(cache)
             x, stacked = jax.lax.scan(partial(apply, given), x, (stack, stacked))
-            new = each_layer(stacked, layers)
+            new = each_layer(stacked, layers) if keeps else ()
         else:
             stack = stack if "0" in stack else unstacked(stack, layers)
             # Layers are alike: traced once. Inlined, the program is as without it.
             apply = jax.jit(apply, inline=True)
             for i in range(layers):
                 x, kv = apply(given, x, (stack[str(i)], cache and cache[i]))
-                new.append(kv)
+                new += [kv] if keeps else []
         return self.norm.apply({"params": params["norm"]}, x), tuple(new)
 
     def head(self, params):
@@ -387,11 +382,12 @@ def unstacked(params: Any, layers: int) -> dict[str, Any]:
     return {str(i): one for i, one in enumerate(each_layer(params, layers))}
 
 
-def layer(block, axes, given, x, params_and_cache):
+def layer(block, axes, keeps, given, x, params_and_cache):
     """A block as the body of a scan: `(x, (params, cache)) -> (x, cache)`.
 
     With the logical axes of all layers, parameters are gathered here, one layer's.
-    Given to all of them are positions, the keys seen, and the column.
+    Given to all of them are positions, the keys seen, and the column. No cache where it
+    is not to be kept: what a loop stacks is written though nobody reads it.
     """
     (positions, seen, column), (params, cache) = given, params_and_cache
     if axes is not None:
@@ -400,7 +396,8 @@ def layer(block, axes, given, x, params_and_cache):
             params,
             axes.get("0", axes),
         )
-    return block.apply({"params": params}, x, positions, seen, cache, column)
+    x, kv = block.apply({"params": params}, x, positions, seen, cache, column)
+    return x, kv if keeps else None
 
 
 class Block(nn.Module):
