@@ -348,7 +348,8 @@ def test_a_cpu_computes_the_cosine_of_an_angle_once(seeds, monkeypatch):
         angles = rotary.cos_sin(positions, 8, 10_000.0)
         return rotary.rotate(q, *angles), rotary.rotate(k, *angles)
 
-    shapes = ((4, 4, 5, 8), jnp.float32), ((4, 2, 5, 8), jnp.float32), ((4, 5), int)
+    floats, ints = jnp.float32, jnp.int32
+    shapes = ((4, 4, 5, 8), floats), ((4, 2, 5, 8), floats), ((4, 5), ints)
     lead = (seeds,) * bool(seeds)
     args = [jax.ShapeDtypeStruct((*lead, *shape), of) for shape, of in shapes]
 
