@@ -109,8 +109,17 @@ def test_the_kernel_for_long_rows_gets_no_mask(monkeypatch):
     assert given == [{"is_causal", "implementation", *lengths}]
 
 
-def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist():
-    long, chunk = attention.LONG_ON_CPU, attention.CHUNK_ON_CPU
+@pytest.mark.parametrize(
+    ("kind", "long", "chunk"),
+    [
+        ("cpu", attention.LONG_ON_CPU, attention.CHUNK_ON_CPU),
+        ("gpu", attention.LONG, attention.LANES),
+    ],
+)
+def test_in_chunks_neither_scores_nor_a_mask_of_a_long_row_exist(
+    kind, long, chunk, monkeypatch
+):
+    monkeypatch.setattr(attention, "platform", lambda: kind)
     row = jax.ShapeDtypeStruct((1, 1, long, 8), jnp.float32)
     seen = jax.ShapeDtypeStruct((1, long), bool)
 

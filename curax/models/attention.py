@@ -28,7 +28,8 @@ from curax.arrays.sharding import (
 LANES = 128  # lanes of a TPU, of which blocks of tokens are multiples
 GROUPS = 4  # of chunks of causal queries, by the keys that they read
 LONG = 2048  # queries from which on neither scores nor mask of all of them are made
-LONG_ON_CPU, CHUNK_ON_CPU = 512, 64  # the same there, where chunks fit into caches
+LONG_ON_CPU = 511  # there from a row of 512 tokens on, of which the last is not read
+CHUNK_ON_CPU = 64  # queries at a time there, whose scores fit into caches
 
 
 def by_platform(
@@ -37,7 +38,8 @@ def by_platform(
     """Attention by the fastest implementation for device and shapes, chosen in tracing.
 
     The device is that of the mesh in context, which need not be here. Decoding, with a
-    single query, is done by `plain`. Arguments and result as `plain`.
+    single query, is done by `plain`. Arguments and result as `plain`, but where nothing
+    is visible to a query, which gets what the implementation says.
     """
     choice = choose(q.shape[-2], q.shape[-1], q.dtype) if causal else plain
     return choice(q, k, v, seen, causal=causal)
